@@ -36,6 +36,7 @@ from plumbing.model.chat import name_ends
 from plumbing.model.policy import load_policy
 from plumbing.parallel.devices import autocast, find_device_type
 from plumbing.engines.samplers import make_sampler
+from plumbing.refusal import Refusal
 from session.errors import errors_in_one_line
 from session.screen import format_game, format_interval, print_once
 from plumbing.parallel.processes import gather, gathered, share
@@ -201,7 +202,7 @@ def ask(parsed):
         prompt = prompt.ljust(len(task.test[0].prompt))
     problem = Problem(prompt, options.answer or "")
     if task.played and not sys.stdin.isatty():
-        raise ValueError("ask: with an environment you play its part, which needs a terminal")
+        raise Refusal("ask: with an environment you play its part, which needs a terminal")
     device = torch.device(find_device_type(settings))
     policy, tokenizer = load_policy(settings, task, device, options.checkpoint)
     print_once(name_ends(policy, tokenizer))

@@ -27,6 +27,10 @@ class Pass(NamedTuple):
         return Pass(self.indices[:, index], self.logits[:, index])
 
 
+class UnknownRouter(ValueError):
+    """A kind of router that this file cannot record or replay."""
+
+
 class Routes:
     """The routes of one or several forwards, in order. For example, a forward over the prompts and
     one over the responses make two passes."""
@@ -77,8 +81,8 @@ def router_hooks(model, on_router, on_forward):
 
     def routed(router, args, output):
         if not isinstance(output, tuple) or len(output) != 3 or output[2].is_floating_point():
-            raise ValueError(f"{type(router).__name__} is not supported: its output is not "
-                             "(logits, gates, indices)")
+            raise UnknownRouter(f"{type(router).__name__} is not supported: its output is not "
+                                "(logits, gates, indices)")
         return on_router(number[router], router, output, shape)
 
     handles = [router.register_forward_hook(routed) for router in number]
@@ -142,8 +146,8 @@ def replay_routes(model, routes):
         if not forwards:  # check that compute_gates reproduces the router's gates for its choice
             again = compute_gates(router, logits.detach(), chosen).float()          # [N, K]
             if not torch.allclose(again, gates.detach().float(), rtol=2e-2, atol=1e-4):
-                raise ValueError(f"{type(router).__name__} is not supported: it computes its gates "
-                                 "in an unknown way")
+                raise UnknownRouter(f"{type(router).__name__} is not supported: it computes its "
+                                    "gates in an unknown way")
         forced = indices.flatten(0, 1).to(chosen.device)                            # [N, K]
         forced = torch.where(forced < 0, chosen, forced)                            # [N, K]
         return logits, compute_gates(router, logits, forced).to(gates.dtype), forced

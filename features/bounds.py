@@ -7,13 +7,14 @@ row of losses.OBJECTIVES.
 
 from dataclasses import dataclass, replace
 
-from features.feature import Feature, flag
+from features.feature import Feature, flag, refuse
+from losses import OBJECTIVES
 
 
 @dataclass(frozen=True)
 class Flags:
     dual_clip: float | None = flag(None, "drop the gradient of tokens with a negative advantage "
-                                   "whose token ratio is above this value", unset="off", above=0,
+                                   "whose token ratio is above this value", unset="off", above=1,
                                    section="bounds beside the clip range", also="delta")
     off_policy_mask: float | None = flag(
         None, "drop responses with a negative advantage whose mean log-prob fell by more than "
@@ -26,6 +27,13 @@ class Bounds(Feature):
     @classmethod
     def on(cls, settings):
         return bool(settings.dual_clip or settings.off_policy_mask)
+
+    @classmethod
+    def check(cls, settings):
+        row = OBJECTIVES[settings.objective]
+        if settings.dual_clip and (row.ratio, row.clip) != ("token", "min"):
+            refuse(settings, "dual_clip", "needs an objective with the token ratio and PPO's clip, "
+                   f"such as grpo, which {settings.algorithm} is not")
 
     @classmethod
     def row(cls, settings, row):

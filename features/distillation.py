@@ -24,6 +24,7 @@ from features.feature import Feature, flag, masked_mean, refuse, unescape
 from features.moving import list_weights, move_towards, restore_weights
 from losses import OBJECTIVES
 from plumbing.data.task import encode_prompt
+from plumbing.refusal import Refusal
 
 
 @dataclass(frozen=True)
@@ -140,20 +141,20 @@ class Distillation(Feature):
 
 
 def check_one_tokenizer(name, own, other):
-    """Raises ValueError unless every token of one tokenizer has the same number in the other."""
+    """Raises Refusal unless every token of one tokenizer has the same number in the other."""
     mine = own.get_vocab()
     theirs = other.get_vocab()
     differ = [token for token in {**mine, **theirs} if mine.get(token) != theirs.get(token)]
     if differ:
-        raise ValueError(f"--teacher_model_name_or_path {name} has another tokenizer than the "
-                         f"policy: {len(differ)} tokens differ, for example {differ[0]!r}; "
-                         "distillation compares the log-probs of the same tokens")
+        raise Refusal(f"--teacher_model_name_or_path {name} has another tokenizer than the "
+                      f"policy: {len(differ)} tokens differ, for example {differ[0]!r}; "
+                      "distillation compares the log-probs of the same tokens")
 
 
 # ----------------------------------------------------------------------------------------- hints
 
 def check_hints(settings, task, tokenizer, most):
-    """Raises ValueError if a prompt with its hint, and a response after it, is longer than the
+    """Raises Refusal if a prompt with its hint, and a response after it, is longer than the
     `most` tokens that the policy can read (None: any number). A response of the same group has at
     most --max_completion_length tokens."""
     sibling = settings.self_distillation == "sibling"
@@ -164,9 +165,9 @@ def check_hints(settings, task, tokenizer, most):
 
 
 def check_room(most, longest, response):
-    """Raises ValueError if `longest` tokens, a prompt with its hint, and a response do not fit."""
+    """Raises Refusal if `longest` tokens, a prompt with its hint, and a response do not fit."""
     if most is not None and longest + response > most:
-        raise ValueError(
+        raise Refusal(
             f"--self_distillation: a prompt with its hint can have {longest} tokens, and with "
             f"--max_completion_length {response} it needs {longest + response} positions; the "
             f"policy has {most}: lower --max_completion_length, or --max_prompt_length to leave "

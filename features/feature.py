@@ -14,6 +14,8 @@ takes getattr(settings, name, 0).
 
 from dataclasses import field
 
+from plumbing.refusal import Refusal
+
 HOOKS = ("resample", "after_scoring", "advantages", "loss", "before_step", "metrics", "tokens",
          "report", "state_dict", "load_state_dict")          # those with a run
 
@@ -158,7 +160,7 @@ def refuse(settings, name, must):
     """Raise the one line about a flag and its value: what it must be or needs."""
     value = getattr(settings, name)
     text = " ".join(map(str, value)) if isinstance(value, list) else value
-    raise ValueError(f"--{name} {text} {must}")
+    raise Refusal(f"--{name} {text} {must}")
 
 
 def unescape(text):

@@ -55,7 +55,7 @@ class FourBit(Feature):
 def quantize(policy, half=None):
     """Replace all linear layers but the LM head by 4-bit layers. Their weights are quantized when
     the policy is moved to its device. half: the dtype in which they multiply; None: float32. Raises
-    ValueError for a model without linear layers or with experts."""
+    Refusal for a model without linear layers or with experts."""
     from bitsandbytes.nn import Linear4bit, Params4bit
     for name, linear in layers_to_quantize(policy):
         small = Linear4bit(linear.in_features, linear.out_features, linear.bias is not None,

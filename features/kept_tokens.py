@@ -17,6 +17,7 @@ import torch.nn.functional as F
 
 from features.feature import Feature, flag
 from plumbing.engines.wrapper import Wrapper
+from plumbing.refusal import Refusal
 
 OWN = {"sampler=vllm": "only the built-in sampler returns the tokens that it left to draw from, "
                        "over which log-probs are renormalized",
@@ -50,9 +51,9 @@ class KeptTokens(Feature):
 
     def after_scoring(self, learner, batch, old):
         if "kept" not in batch.rollout.attached:
-            raise ValueError(f"--sampler {self.sampler_name} does not return the kept tokens "
-                             '(Rollout.attached["kept"], of features/kept_tokens.py: KeptSets), '
-                             "which --top_p and --top_k need: leave these two out")
+            raise Refusal(f"--sampler {self.sampler_name} does not return the kept tokens "
+                          '(Rollout.attached["kept"], of features/kept_tokens.py: KeptSets), '
+                          "which --top_p and --top_k need: leave these two out")
 
     def tokens(self, rollout):
         ids = rollout.attached["kept"].ids.tolist()                                 # [G][T][K]

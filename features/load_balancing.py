@@ -8,6 +8,7 @@ whole mini-batch, so that micro-batches do not change it.
 from dataclasses import dataclass
 
 from features.feature import Feature, flag
+from plumbing.refusal import Refusal
 from routes import expert_share, find_routers, has_sigmoid, load_balancing_loss
 
 
@@ -29,8 +30,8 @@ class LoadBalancing(Feature):
     def __init__(self, run):
         policy = run.actor.policy
         if not find_routers(policy):
-            raise ValueError("--router_aux_loss_coef needs a mixture of experts: this model is "
-                             "dense, or its routers are not separate modules")
+            raise Refusal("--router_aux_loss_coef needs a mixture of experts: this model is "
+                          "dense, or its routers are not separate modules")
         self.coef = run.settings.router_aux_loss_coef
         self.sigmoid = has_sigmoid(policy)
 

@@ -17,6 +17,7 @@ from torch import nn
 from features.feature import Feature, flag, refuse
 from plumbing.model.adapters import (CONFIG, import_peft, insert_adapters, is_adapter,
                                      load_adapters, read_json, trained_in_4bit)
+from plumbing.refusal import Refusal
 
 FOUR_BITS = dict(quant_method="bitsandbytes", load_in_4bit=True, bnb_4bit_quant_type="nf4",
                  bnb_4bit_use_double_quant=True)     # the format of four_bit.py
@@ -58,9 +59,9 @@ class LoRA(Feature):
                    "its reference policy is the model without adapters, which is not the starting "
                    "policy; start from their merged weights (docs/data.md)")
         if trained_in_4bit(start) and not getattr(settings, "load_in_4bit", False):
-            raise ValueError(f"--model_name_or_path {start}: its adapters were trained beside 4-bit"
-                             " weights; add --load_in_4bit, or start from their merged weights "
-                             "(docs/data.md)")
+            raise Refusal(f"--model_name_or_path {start}: its adapters were trained beside 4-bit"
+                          " weights; add --load_in_4bit, or start from their merged weights "
+                          "(docs/data.md)")
         check_same_adapters(settings, start)
 
     @classmethod
@@ -94,19 +95,18 @@ class WithoutAdapters:
 
 def add_adapters(policy, settings, folder=None):
     """Freeze the policy and insert adapters: new ones, as the flags describe them, or those of a
-    checkpoint folder. Raises ValueError without peft, and if they do not fit the model."""
+    checkpoint folder. Raises Refusal without peft, and if they do not fit the model."""
     peft = import_peft()
     try:
         if folder:
             config = peft.PeftConfig.from_pretrained(folder)
             return load_adapters(insert_adapters(policy, config), folder)
         return insert_adapters(policy, new_config(policy, settings), settings.seed)
-    except ValueError as error:
-        words = " ".join(str(error).split())[:200]
-        if words.startswith("--"):
+    except Refusal as error:
+        if str(error).startswith("--"):
             raise
         name = "lora_target_modules" if settings.lora_target_modules else "use_peft"
-        raise ValueError(f"--{name}: {words}") from None
+        raise Refusal(f"--{name}: {error}") from None
 
 
 def new_config(policy, settings):
@@ -116,15 +116,15 @@ def new_config(policy, settings):
     linear = {name.split(".")[-1] for name, m in policy.named_modules() if isinstance(m, layers)}
     targets = settings.lora_target_modules or sorted(linear - {"lm_head", "embed_out"})
     if not targets:
-        raise ValueError(f"--use_peft: {type(policy).__name__} has no linear layer besides its LM "
-                         "head, so no layer can carry an adapter")
+        raise Refusal(f"--use_peft: {type(policy).__name__} has no linear layer besides its LM "
+                      "head, so no layer can carry an adapter")
     return import_peft().LoraConfig(
         r=settings.lora_r, lora_alpha=settings.lora_alpha, target_modules=targets,
         task_type="CAUSAL_LM", base_model_name_or_path=str(policy.name_or_path))
 
 
 def check_same_adapters(settings, folder):
-    """Raise ValueError unless the flags describe the adapters in `folder`, which the run will
+    """Raise Refusal unless the flags describe the adapters in `folder`, which the run will
     continue to train."""
     saved = read_json(Path(folder) / CONFIG)
     for flag_name, name in (("lora_r", "r"), ("lora_alpha", "lora_alpha"),
@@ -132,9 +132,9 @@ def check_same_adapters(settings, folder):
         ours, theirs = (" ".join(sorted(value)) if isinstance(value, list) else str(value)
                         for value in (getattr(settings, flag_name), saved[name]))
         if ours and ours != theirs:
-            raise ValueError(f"--{flag_name} {ours}: the adapters of {folder}, which this run would"
-                             f" continue to train, have {theirs}; give --{flag_name} {theirs}, or "
-                             "start from their merged weights (docs/data.md) to train new ones")
+            raise Refusal(f"--{flag_name} {ours}: the adapters of {folder}, which this run would"
+                          f" continue to train, have {theirs}; give --{flag_name} {theirs}, or "
+                          "start from their merged weights (docs/data.md) to train new ones")
 
 
 def save_adapters(policy, folder):

@@ -4,6 +4,8 @@
 
 import torch
 
+from plumbing.refusal import Refusal
+
 
 @torch.no_grad()
 def move_towards(frozen, policy, share):
@@ -21,9 +23,9 @@ def list_weights(frozen):
 
 
 def restore_weights(frozen, weights):
-    """The reverse of list_weights. Raises ValueError if weights is None."""
+    """The reverse of list_weights. Raises Refusal if weights is None."""
     if weights is None:
-        raise ValueError("it has no reference policy or teacher that moves: leave out "
-                         "--sync_ref_model and --teacher_update_rate")
+        raise Refusal("it has no reference policy or teacher that moves: leave out "
+                      "--sync_ref_model and --teacher_update_rate")
     for weight, saved in zip(list_weights(frozen), weights, strict=True):
         weight.copy_(saved)

@@ -17,7 +17,8 @@ import torch.nn.functional as F
 
 from features.feature import Feature, flag, refuse
 from plumbing.engines.wrapper import Wrapper
-from routes import Pass, Routes, find_routers, record_routes
+from plumbing.refusal import Refusal
+from routes import (Pass, Routes, UnknownRouter, find_routers, record_routes, replay_routes)
 
 
 @dataclass(frozen=True)
@@ -58,8 +59,9 @@ class RoutingReplay(Feature):
         self.settings = run.settings
         self.learner = None
         if not find_routers(run.actor.policy):
-            raise ValueError("--routing_replay needs a mixture of experts: this model is dense, or "
-                             "its routers are not separate modules")
+            raise Refusal("--routing_replay needs a mixture of experts: this model is dense, or "
+                          "its routers are not separate modules")
+        check_gates(run.actor.policy)
 
     def after_scoring(self, learner, batch, old):
         """From here on the routes of π_old's own forwards are forced, if there were any: they are
@@ -85,6 +87,19 @@ class RoutingReplay(Feature):
         tokens = max(1, int(batch.rollout.mask.sum()))
         size = sum(x.nbytes for p in routes.recorded.passes for x in p)
         return {"route_bytes_per_token": size / tokens}
+
+
+@torch.no_grad()
+def check_gates(policy):
+    """Refuse a policy whose routers compute their gates in an unknown way."""
+    ids = torch.tensor([[0, 1]], device=policy.device)                              # [1, 2]
+    try:
+        with record_routes(policy) as routes:
+            policy(input_ids=ids)
+        with replay_routes(policy, routes):
+            policy(input_ids=ids)
+    except UnknownRouter as error:
+        raise Refusal(f"--routing_replay: {error}") from None
 
 
 def attach(rollout, routes):

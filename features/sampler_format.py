@@ -13,6 +13,7 @@ import torch
 from features.feature import Feature, flag
 from plumbing.engines.wrapper import Wrapper
 from plumbing.model.copies import plain_copy
+from plumbing.refusal import Refusal
 
 HALVES = ("bfloat16", "float16")
 
@@ -57,8 +58,8 @@ class RoundedSampler(Wrapper):
         finally:
             self.sampler.policy = policy
         if dtype == "float16" and not rollout.sampler_logp.isfinite().all():
-            raise ValueError("--sampler_dtype float16: this policy has activations beyond "
-                             "float16's 65504; use --sampler_dtype float32")
+            raise Refusal("--sampler_dtype float16: this policy has activations beyond "
+                          "float16's 65504; use --sampler_dtype float32")
         return rollout
 
 

@@ -14,6 +14,7 @@ import torch
 from advantages import not_all_correct
 from features.feature import Feature, flag, refuse
 from plumbing.data.stream import PromptStream
+from plumbing.refusal import Refusal
 
 
 @dataclass(frozen=True)
@@ -71,9 +72,9 @@ class SRPO(Feature):
         first = sum(problem.stage == 1 for problem in train)
         sizes = (first, len(train) - first)
         if settings.stage2_step and not all(sizes):
-            raise ValueError(f"--stage2_step {settings.stage2_step}: the "
-                             f"{'second' if first else 'first'} source has no train prompt that "
-                             "fits: raise --max_prompt_length, or leave out the flag")
+            raise Refusal(f"--stage2_step {settings.stage2_step}: the "
+                          f"{'second' if first else 'first'} source has no train prompt that "
+                          "fits: raise --max_prompt_length, or leave out the flag")
         self.prompts = run.stream = Stages(sizes, run.stream.seed, settings.stage2_step,
                                            resamples(settings))
 
@@ -153,8 +154,8 @@ def join(first, second):
     sources = [[p for p in task.train if (p.prompt, p.earlier) not in held_out]
                for task in (first, second)]
     if not all(sources):
-        raise ValueError(f"{first.name} and {second.name}: no train problem of one is left that is "
-                         "not in the other's test split")
+        raise Refusal(f"{first.name} and {second.name}: no train problem of one is left that is "
+                      "not in the other's test split")
     for function in second.reward_functions:
         function.close()
     alternating = itertools.zip_longest(first.test, second.test)

@@ -6,6 +6,7 @@ import torch
 
 from advantages import ADVANTAGES
 from features.feature import Feature, refuse
+from plumbing.refusal import Refusal
 
 
 class TokenCredit(Feature):
@@ -24,8 +25,8 @@ class TokenCredit(Feature):
     def __init__(self, run):
         self.task = run.task
         if not self.task.first_error:
-            raise ValueError(f"--advantage {run.settings.advantage} needs to know the first wrong "
-                             f"step: the task {self.task.name!r} has no first_error")
+            raise Refusal(f"--advantage {run.settings.advantage} needs to know the first wrong "
+                          f"step: the task {self.task.name!r} has no first_error")
 
     def after_scoring(self, learner, batch, old):
         rollout = batch.rollout

@@ -34,6 +34,7 @@ from plumbing.data.reward_functions import describe, is_number, load_function
 from plumbing.data.running_sum import builtin_tokenizer
 from plumbing.engines.wrapper import Wrapper
 from plumbing.parallel.event_loop import run_async
+from plumbing.refusal import Refusal
 
 SLOW = 10            # seconds of a step from which on the first one is named
 REWARDS = ("turn_reward_1", "turn_reward_2", "turn_reward_3", "turn_reward_4")      # metrics
@@ -195,7 +196,7 @@ class Environment:
     """The user's class in FILE.py:CLASS. Its attributes `role` ("user" or "tool") and `template`
     say how an observation is put before the policy: as a message of the chat template, or with
     template = False as it stands. Whatever is wrong with the class or with what it returns raises
-    ValueError with one line."""
+    Refusal with one line."""
 
     def __init__(self, name):
         self.name = name
@@ -211,7 +212,7 @@ class Environment:
             self.fail(f"role is {self.role!r}: user or tool is needed")
 
     def fail(self, what):
-        raise ValueError(f"--environment {self.name}: {what}")
+        raise Refusal(f"--environment {self.name}: {what}")
 
     @contextmanager
     def errors_in_one_line(self, what, note):

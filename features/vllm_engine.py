@@ -26,6 +26,7 @@ from torch.random import fork_rng
 from plumbing.engines.responses import as_rollout, ending_tokens
 from plumbing.model.copies import has_adapters, plain_copy
 from plumbing.parallel import processes
+from plumbing.refusal import Refusal
 from rollout import response_logp, token_ids
 
 GPU_SHARE = 0.3              # of a GPU's memory; TRL's default
@@ -66,7 +67,7 @@ class VllmSampler:
     @torch.no_grad()
     def sample(self, prompts, group_size, uniforms=None, temperature=None, limits=None):
         """See rollout.Sampler.sample; row i is drawn with a seed made of uniforms[i]. Raises
-        ValueError if vLLM cannot load the policy, or does not sample from its weights."""
+        Refusal if vLLM cannot load the policy, or does not sample from its weights."""
         temperature = self.temperature if temperature is None else temperature
         prompts = token_ids(self.tokenizer, prompts)
         rows = [{"prompt_token_ids": list(p)} for p in prompts for _ in range(group_size)]
@@ -105,12 +106,12 @@ def check_agreement(policy, rollout, temperature, dtype):
     """Compare the log-probs that vLLM recorded with those of the policy.
 
     temperature: of sampling; 0: greedy, where log-probs have temperature 1. dtype: of vLLM's
-    arithmetic. Raises ValueError if they differ by more than rounding in `dtype` explains."""
+    arithmetic. Raises Refusal if they differ by more than rounding in `dtype` explains."""
     part = rollout.rows(0, min(ROWS, rollout.group_size))
     logp = response_logp(policy, part, temperature or 1.0, entropy=False).logp      # [b, T]
     difference = (logp - part.sampler_logp)[part.mask].abs().mean().item()
     if not difference <= NOISE[dtype]:                       # NaN, too
-        raise ValueError(
+        raise Refusal(
             f"--sampler vllm: its log-probs differ from the policy's by {difference:.2g} nats "
             f"per token, more than {NOISE[dtype]:g}, which rounding in {str(dtype)[6:]} explains: "
             "it does not sample from the weights that are trained; leave out --sampler")
@@ -238,12 +239,12 @@ def plain(policy):
 
 @contextmanager
 def errors_in_one_line(what):
-    """Any error in the block becomes a ValueError that says what vLLM could not do."""
+    """Any error in the block becomes a Refusal that says what vLLM could not do."""
     try:
         yield
     except Exception as error:                               # whatever vLLM raises
         words = " ".join(str(error).split())[:300]
-        raise ValueError(f"--sampler vllm: vLLM {what}: {type(error).__name__}: {words}") from error
+        raise Refusal(f"--sampler vllm: vLLM {what}: {type(error).__name__}: {words}") from error
 
 
 @contextmanager

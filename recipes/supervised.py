@@ -19,6 +19,7 @@ from plumbing.data import tasks
 from plumbing.model.chat import find_turn_end
 from plumbing.model.policy import load_policy
 from plumbing.parallel.devices import find_device_type
+from plumbing.refusal import Refusal
 from session.arguments import parse
 from session.errors import errors_in_one_line
 from session.folder import check_folder
@@ -41,8 +42,8 @@ def main(argv):
     with errors_in_one_line():
         settings = parse(argv)
         if not (settings.output_dir and settings.dataset_name):
-            raise ValueError("a few supervised steps need --output_dir, a folder for the "
-                             "checkpoint, and --dataset_name")
+            raise Refusal("a few supervised steps need --output_dir, a folder for the "
+                          "checkpoint, and --dataset_name")
         check_folder(settings)                               # no run is written over
         task = tasks.prepare_task(settings)
         policy, tokenizer = load_policy(settings, task, torch.device(find_device_type(settings)))

@@ -26,6 +26,7 @@ from features import FEATURES
 from features.feature import flag, unescape
 from losses import OBJECTIVES, with_options
 from plumbing.parallel import devices
+from plumbing.refusal import Refusal
 from session.checks import check_settings, is_user_file, suggest
 from session.config import read_config
 from session.errors import errors_in_one_line
@@ -377,7 +378,7 @@ def parse(argv, run_settings=None):
     """Command line -> Settings, with all defaults filled in and all values checked. run_settings:
     {flag: value} of the run whose checkpoint is evaluated.
 
-    Raises ValueError with one line that names the flag and the values that are allowed.
+    Raises Refusal with one line that names the flag and the values that are allowed.
     """
     typed = parse_flags(argv)
     file = read_recipe(typed["config"]) if "config" in typed else {}
@@ -404,7 +405,7 @@ def parse_flags(argv):
     """{flag: value} of what stands on the command line."""
     texts, unknown = make_parser().parse_known_args(argv)
     for word in unknown:
-        raise ValueError(f"unknown argument {word}{suggest_flag(word)}")
+        raise Refusal(f"unknown argument {word}{suggest_flag(word)}")
     return convert_layer(vars(texts))
 
 
@@ -417,12 +418,12 @@ def read_recipe(path):
 def read_run_layer(values, typed, folder):
     """{flag: value} of what the config.json of a run holds. A FILE.py:NAME in it would be imported
     and run: `typed`, the flags of the command line and of --config, must name the same flag, or
-    have trust_run_code. Raises ValueError, which names the file and the flag."""
+    have trust_run_code. Raises Refusal, which names the file and the flag."""
     layer = convert_file(values, f"{folder}/config.json")
     code = {name: value for name, value in find_code(layer).items() if name not in typed}
     if code and not typed.get("trust_run_code"):
-        raise ValueError(f"{folder}/config.json names code that would be run: {format_flags(code)};"
-                         " if you trust it, type that again, or add --trust_run_code")
+        raise Refusal(f"{folder}/config.json names code that would be run: {format_flags(code)};"
+                      " if you trust it, type that again, or add --trust_run_code")
     return layer
 
 
@@ -431,25 +432,25 @@ def convert_file(values, where):
     try:
         for name in values:
             if name in CALL_FLAGS - {"output_dir"}:
-                raise ValueError(f"{name} can only be typed: leave it out")
+                raise Refusal(f"{name} can only be typed: leave it out")
         return convert_layer(values)
-    except ValueError as error:
-        raise ValueError(f"{where}: {error}") from None
+    except Refusal as error:
+        raise Refusal(f"{where}: {error}") from None
 
 
 def convert_layer(values):
-    """{flag: value of its type} of {flag: value}. Raises ValueError for an unknown flag, and as
+    """{flag: value of its type} of {flag: value}. Raises Refusal for an unknown flag, and as
     `convert` does."""
     known = {f.name: f for f in flags()}
     for name in values:
         if name not in known:
-            raise ValueError(f"unknown argument --{name}{suggest_flag(f'--{name}')}")
+            raise Refusal(f"unknown argument --{name}{suggest_flag(f'--{name}')}")
     return {name: convert(known[name], value) for name, value in values.items()}
 
 
 def convert(f, value):
     """A value as the type of the flag f. value: text of a command line or of a YAML file ("1e-6",
-    "true"), a value of JSON, a default, or a list of them. Raises ValueError, which names the
+    "true"), a value of JSON, a default, or a list of them. Raises Refusal, which names the
     flag."""
     if get_origin(f.type) is list:
         return [convert_one(f, one) for one in (value if isinstance(value, list) else [value])]
@@ -467,7 +468,7 @@ def convert_one(f, value):
         except ValueError:
             pass
     text = value if isinstance(value, str) else json.dumps(value, default=str)
-    raise ValueError(f"--{f.name} {text} is not {TYPES[kind]}")
+    raise Refusal(f"--{f.name} {text} is not {TYPES[kind]}")
 
 
 def value_type(f):
@@ -508,19 +509,19 @@ def read_run_config(folder):
 
 
 def check_resumable(settings, run):
-    """Raise ValueError if there is no run to resume, or if a flag on which its saved state depends
+    """Raise Refusal if there is no run to resume, or if a flag on which its saved state depends
     is no longer what it was. run: what read_run_config returns; {} for a new run."""
     if settings.resume and not run:
-        raise ValueError(f"--resume: {settings.output_dir} has no readable config.json of a run: "
-                         "put it back, or start from one of its checkpoints (--model_name_or_path)")
+        raise Refusal(f"--resume: {settings.output_dir} has no readable config.json of a run: "
+                      "put it back, or start from one of its checkpoints (--model_name_or_path)")
     before = run.get("resolved", {})
     for f in flags():
         now = getattr(settings, f.name)
         was = before.get(f.name, now)
         if "fixed" in f.metadata and was != now:
-            raise ValueError(f"--resume: {f.name} was {format_value(was)} in "
-                             f"{settings.output_dir}, now {format_value(now)}: the saved state "
-                             "depends on it; leave it out, or start a new run")
+            raise Refusal(f"--resume: {f.name} was {format_value(was)} in "
+                          f"{settings.output_dir}, now {format_value(now)}: the saved state "
+                          "depends on it; leave it out, or start a new run")
 
 
 def is_code(value):
@@ -590,10 +591,10 @@ def check_flags_first(argv):
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that raises ValueError instead of printing the whole usage."""
+    """A parser that raises Refusal instead of printing the whole usage."""
 
     def error(self, message):
-        raise ValueError(message)
+        raise Refusal(message)
 
 
 def make_parser():
@@ -605,8 +606,8 @@ def make_parser():
     owned = [f.name for owner in (Core, *FLAGS) for f in fields(owner)]
     for name, f in left.items():
         if owned.count(name) > 1 or "help" not in f.metadata:
-            raise ValueError(f"the flag --{name} of a feature has the name of another one, or is "
-                             "not made by features.feature.flag")
+            raise ValueError(f"the flag --{name} of a feature has the name of another one, or "
+                             "is not made by features.feature.flag")
     section = parser.add_argument_group("the ten most important flags")
     for name in FIRST:
         add_flag(section, left.pop(name))

@@ -25,6 +25,7 @@ from torch.distributed.checkpoint.state_dict import (
     StateDictOptions, get_optimizer_state_dict, set_model_state_dict, set_optimizer_state_dict)
 
 from plumbing.parallel import processes
+from plumbing.refusal import Refusal
 
 GATHERED = StateDictOptions(full_state_dict=True, cpu_offload=True)
 NOT_STRICT = replace(GATHERED, strict=False)     # AdamW may have no state yet of some weights
@@ -137,16 +138,16 @@ class Saver:
 
     def restore(self, folder):
         """Restore the state of a checkpoint, from which the policy itself was loaded before. Flags
-        that --resume may change hold from now on. Raises ValueError if the state does not belong to
+        that --resume may change hold from now on. Raises Refusal if the state does not belong to
         this run."""
         learner = self.learner
         state = load_state_file(folder)
         if state["step"] > learner.settings.steps:
-            raise ValueError(f"--resume: --steps {learner.settings.steps}: {folder} has more: give "
-                             f"at least {state['step']}")
+            raise Refusal(f"--resume: --steps {learner.settings.steps}: {folder} has more: give "
+                          f"at least {state['step']}")
         if state.get("prompts", self.prompts) != self.prompts:
-            raise ValueError(f"--resume: the training prompts are not those of {folder}: put them "
-                             "back, or start a new run")
+            raise Refusal(f"--resume: the training prompts are not those of {folder}: put them "
+                          "back, or start a new run")
         try:
             load_optimizer(learner, state)
             learner.schedule.load_state_dict(state["schedule"])
@@ -155,8 +156,8 @@ class Saver:
                 learner.scaler.load_state_dict(state["scaler"])
             learner.features.load_state_dict(state.get("features", {}))
         except (KeyError, RuntimeError, ValueError) as error:     # a critic more or less
-            raise ValueError(f"--resume: the state of {folder} does not fit these flags ({error}); "
-                             "start a new run") from None
+            raise Refusal(f"--resume: the state of {folder} does not fit these flags ({error}); "
+                          "start a new run") from None
         self.step = state["step"]
         self.progress.update(state["progress"])
         apply_optimizer_flags(learner)
@@ -284,19 +285,19 @@ def list_checkpoints(run):
 
 
 def find_newest(run):
-    """The folder of the newest checkpoint, None if the run has saved none yet. Raises ValueError if
+    """The folder of the newest checkpoint, None if the run has saved none yet. Raises Refusal if
     a file is missing, or if the checkpoint of a run that has ended is gone."""
     *older, newest = [folder for _, folder in list_checkpoints(run)] or [None]
     if newest is None and (run / "summary.json").exists():
-        raise ValueError(f"--resume: {run} holds a run that has ended, and its checkpoint in "
-                         f"{run}/checkpoints is gone: put it back, or start a new run")
+        raise Refusal(f"--resume: {run} holds a run that has ended, and its checkpoint in "
+                      f"{run}/checkpoints is gone: put it back, or start a new run")
     missing = [name for name in ("config.json", "*.safetensors", "tokenizer_config.json", STATE)
                if newest and not are_complete([*newest.glob(name)])]
     if missing:
-        raise ValueError(f"--resume: {newest} is incomplete: it lacks {', '.join(missing)}, or a "
-                         "part of it; "
-                         + (f"delete it to continue from {older[-1]}" if older else
-                            "put that back, or start a new run"))
+        raise Refusal(f"--resume: {newest} is incomplete: it lacks {', '.join(missing)}, or a "
+                      "part of it; "
+                      + (f"delete it to continue from {older[-1]}" if older else
+                         "put that back, or start a new run"))
     return newest
 
 
@@ -314,15 +315,15 @@ def are_complete(files):
 
 
 def load_state_file(folder):
-    """state.pt of a checkpoint. Raises ValueError if it cannot be read, or contains anything but
+    """state.pt of a checkpoint. Raises Refusal if it cannot be read, or contains anything but
     data."""
     path = folder / STATE
     try:
         return torch.load(path, weights_only=True, map_location="cpu")
     except Exception as error:
-        raise ValueError(f"--resume: {path} cannot be read as plain data ({type(error).__name__}): "
-                         "pickled code is never executed; delete this checkpoint to continue from "
-                         "the one before") from None
+        raise Refusal(f"--resume: {path} cannot be read as plain data ({type(error).__name__}): "
+                      "pickled code is never executed; delete this checkpoint to continue from "
+                      "the one before") from None
 
 
 # ------------------------------------------------------------------------------- random numbers

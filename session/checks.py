@@ -2,13 +2,13 @@
 
 check_settings calls three: check_values refuses single values that are not allowed;
 check_conditions refuses flags that have no effect or contradict each other, by their metadata
-`needs` and `without` (features.feature.flag); check_combinations does the rest. The ValueError
+`needs` and `without` (features.feature.flag); check_combinations does the rest. The Refusal
 names the flag and the values that are allowed.
 """
 
 import difflib
 import math
-import traceback
+import sys
 from contextlib import contextmanager
 from dataclasses import fields
 from importlib.util import find_spec
@@ -134,6 +134,9 @@ def check_combinations(settings):
          f"is more than --num_experts {settings.num_experts}"),
         ("hidden_size", settings.hidden_size % 8,
          "is not a multiple of 8: the tiny MoE has 4 attention heads, each of an even width"),
+        *((name, objective.epsilon is None and getattr(settings, name) is not None,
+           f"has no effect: {settings.algorithm} has no clip range")
+          for name in ("epsilon", "epsilon_high")),
         ("max_terms", settings.max_terms < settings.min_terms,
          f"is below --min_terms {settings.min_terms}"),
         ("reward_weights", min(settings.reward_weights, default=0) < 0
@@ -180,8 +183,8 @@ MOVED_HOOKS = {"before_updates": "after_scoring", "in_loss": "loss", "collect": 
 
 
 def check_hooks(feature):
-    """Refuse a feature with a name that features.feature.Feature does not have: a misspelled hook
-    would never be called."""
+    """Raise ValueError for a name in a feature that features.feature.Feature does not have: a
+    misspelled hook would never be called."""
     for name in vars(feature):
         if not name.startswith("_") and not hasattr(Feature, name):
             now = f", it is {MOVED_HOOKS[name]} now" if name in MOVED_HOOKS else (
@@ -199,17 +202,13 @@ def is_user_file(name):
 
 @contextmanager
 def explain_errors(what):
-    """An error in the block becomes one line about `what`. Of one that no check has raised it names
-    also the type, and the line of this program that it comes from."""
+    """Before the traceback of an error in the block, print what failed: a row or a function that
+    somebody has changed does not fit the rest."""
     try:
         yield
-    except ValueError as error:
-        raise ValueError(f"{what}: {error}") from error
-    except Exception as error:                               # whatever an own function raises
-        own = [frame for frame in traceback.extract_tb(error.__traceback__)
-               if "site-packages" not in frame.filename][-1]
-        raise ValueError(f"{what}: {Path(own.filename).name} line {own.lineno}: "
-                         f"{type(error).__name__}: {error}") from error
+    except Exception:
+        sys.stderr.write(f"train.py: {what}\n")
+        raise
 
 
 def check_advantage(settings):
@@ -233,11 +232,11 @@ def check_advantage(settings):
 
 
 def check_loss(settings):
-    """Compute the loss of two responses of three tokens: policy_loss refuses some flags by itself,
-    and a user's row, clip or statistic may not fit the rest."""
+    """Compute the loss of two responses of three tokens: a new row, clip or statistic may not fit
+    the rest."""
     logp = torch.full((2, 3), -1.0, requires_grad=True)
     one = torch.ones(2, 3)
-    with explain_errors(f"--algorithm {settings.algorithm}"):
+    with explain_errors(f"--algorithm {settings.algorithm} fails on two responses of three tokens"):
         _, stats = policy_loss(
             settings.row, logp, -one, torch.tensor([1.0, -1.0]), one.bool(), weights=one,
             epsilon=settings.epsilon, epsilon_high=settings.epsilon_high,

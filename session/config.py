@@ -15,11 +15,13 @@ from pathlib import Path
 
 import yaml
 
+from plumbing.refusal import Refusal
+
 
 def read_config(path):
     """{flag: text, or a list of texts} of a file, in its order; a mapping inside has JSON's types.
 
-    Raises ValueError, which names the file and the line: one that cannot be read, that is no
+    Raises Refusal, which names the file and the line: one that cannot be read, that is no
     mapping, or that has a key twice.
     """
     try:
@@ -31,17 +33,17 @@ def read_config(path):
         else:
             values = read_node(yaml.compose(text, Loader=yaml.BaseLoader))
     except OSError as error:
-        raise ValueError(f"--config {path}: {error.strerror or error}") from None
+        raise Refusal(f"--config {path}: {error.strerror or error}") from None
     except UnicodeDecodeError:
-        raise ValueError(f"--config {path}: not a text file in UTF-8") from None
+        raise Refusal(f"--config {path}: not a text file in UTF-8") from None
     except yaml.MarkedYAMLError as error:
-        raise ValueError(f"--config {path}: line {error.problem_mark.line + 1}: "
-                         f"{error.problem}") from None
+        raise Refusal(f"--config {path}: line {error.problem_mark.line + 1}: "
+                      f"{error.problem}") from None
     except (ValueError, TypeError, yaml.YAMLError) as error:
-        raise ValueError(f"--config {path}: {' '.join(str(error).split())}") from None
+        raise Refusal(f"--config {path}: {' '.join(str(error).split())}") from None
     if not isinstance(values, dict):
-        raise ValueError(f"--config {path}: not a mapping; write one 'flag: value' per line, with "
-                         "the names of train.py --help")
+        raise Refusal(f"--config {path}: not a mapping; write one 'flag: value' per line, with "
+                      "the names of train.py --help")
     return values
 
 

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 import torch
 
 from plumbing.parallel import processes
+from plumbing.refusal import Refusal
 
 OUT_OF_MEMORY = ("out of GPU memory: lower --micro_batch_size, --max_completion_length, "
                  "--prompts_per_step or --eval_prompts, or do what docs/speed.md suggests (If "
@@ -25,7 +26,7 @@ def errors_in_one_line(script="train.py"):
 
     try:
         yield
-    except (ValueError, OSError) as error:
+    except (Refusal, OSError) as error:
         if os.environ.get("GSPO_TRACEBACK"):
             raise
         exit_with(2, error)

@@ -17,6 +17,7 @@ from filelock import FileLock, Timeout
 
 from plumbing.model.adapters import find_base_model, is_adapter
 from plumbing.model.policy import explain_missing
+from plumbing.refusal import Refusal
 from session.checkpoints import RECORDS, cut_records, list_checkpoints, write_text
 from session.arguments import CALL_FLAGS, flags, format_value, read_run_config
 from plumbing.parallel import processes
@@ -50,7 +51,7 @@ def run_folder(settings):
 
 def open_run(settings):
     """The run's folder: that of an old run which may be resumed or replaced, or else a new one.
-    Raises ValueError as check_folder does."""
+    Raises Refusal as check_folder does."""
     check_folder(settings)
     if settings.output_dir is None:
         return make_new_folder(settings.algorithm)
@@ -58,7 +59,7 @@ def open_run(settings):
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ValueError(f"--output_dir {folder} cannot be made: {error.strerror}") from None
+        raise Refusal(f"--output_dir {folder} cannot be made: {error.strerror}") from None
     return folder
 
 
@@ -72,29 +73,29 @@ def make_new_folder(algorithm):
 
 
 def check_folder(settings):
-    """Raise ValueError if the run's folder holds anything that must not be replaced, or if a
+    """Raise Refusal if the run's folder holds anything that must not be replaced, or if a
     checkpoint to start from does not exist. Nothing is made."""
     for name, source in () if settings.resume else list_sources(settings):
         if reason := explain_missing(source):
-            raise ValueError(f"--{name} {source}: {reason}")
+            raise Refusal(f"--{name} {source}: {reason}")
     if settings.output_dir is None:
         return
     folder = Path(settings.output_dir)
     if settings.resume or not list_files(folder):
         return
     if not read_run_config(folder):
-        raise ValueError(f"--output_dir {folder} is not empty, and it has no readable config.json "
-                         "of a run, so nothing in it is replaced: give another folder")
+        raise Refusal(f"--output_dir {folder} is not empty, and it has no readable config.json "
+                      "of a run, so nothing in it is replaced: give another folder")
     if not settings.overwrite_output_dir:
-        raise ValueError(f"--output_dir {folder} holds a run: use --resume to continue that run, "
-                         "--overwrite_output_dir to replace it, or another folder")
+        raise Refusal(f"--output_dir {folder} holds a run: use --resume to continue that run, "
+                      "--overwrite_output_dir to replace it, or another folder")
     deleted = [path.resolve() for path in list_results(folder)]
     for name, value in (*list_sources(settings), *settings.explicit_flags.items()):
         for source in value if isinstance(value, list) else [value]:
             path = Path(str(source).removeprefix("@")).resolve()
             if any(map(path.is_relative_to, deleted)):
-                raise ValueError(f"--overwrite_output_dir would delete {source}, which --{name} "
-                                 "needs: give another --output_dir")
+                raise Refusal(f"--overwrite_output_dir would delete {source}, which --{name} "
+                              "needs: give another --output_dir")
 
 
 def list_results(folder):
@@ -121,12 +122,12 @@ def list_files(folder):
 
 def lock(folder):
     """Lock the folder until release() of the lock that is returned, or until this process ends,
-    even if it is killed. Raises ValueError if another process has locked the folder."""
+    even if it is killed. Raises Refusal if another process has locked the folder."""
     held = FileLock(folder / LOCK)
     try:
         held.acquire(blocking=False)
     except Timeout:
-        raise ValueError(f"another process is using {folder}: give another --output_dir") from None
+        raise Refusal(f"another process is using {folder}: give another --output_dir") from None
     return held
 
 

@@ -8,6 +8,7 @@ import sys
 from contextlib import contextmanager
 from pathlib import Path
 
+from plumbing.refusal import Refusal
 from session.arguments import (Parser, Settings, flags, format_flags, parse, parse_flags,
                                read_run_config, read_run_layer)
 from session.checks import check_conditions
@@ -39,14 +40,14 @@ def parse_command(argv, description):
     for claims the list of words, else the run folders and the output file. Prints the description
     and exits for --help.
 
-    Raises ValueError with one line.
+    Raises Refusal with one line.
     """
     if not argv or argv[0] in ("-h", "--help"):
         print(description)
         raise SystemExit
     command, *words = argv
     if command not in COMMANDS:
-        raise ValueError(f"{command} is not a command; the commands are {', '.join(COMMANDS)}")
+        raise Refusal(f"{command} is not a command; the commands are {', '.join(COMMANDS)}")
     parsers = {"ask": parse_ask, "passk": parse_passk, "claims": list}
     return command, parsers[command](words) if command in parsers else parse_runs(command, words)
 
@@ -93,7 +94,7 @@ def parse_ask(argv):
                         "scores the responses")
     options, rest = parser.parse_known_args(argv)
     if options.n is not None and options.n < 1:
-        raise ValueError(f"ask: --n {options.n}: it must be at least 1")
+        raise Refusal(f"ask: --n {options.n}: it must be at least 1")
     options.model_name_or_path = [options.checkpoint]
     settings = parse_settings(options, rest, "ask")
     options.n = options.n or (0 if getattr(settings, "environment", None) else 4)
@@ -102,7 +103,7 @@ def parse_ask(argv):
 
 def parse_passk(argv):
     """(passk's own flags, train.py's Settings for the rest). options.line describes the settings.
-    Raises ValueError with one line."""
+    Raises Refusal with one line."""
     parser = make_sampling_parser("passk")
     parser.add_argument("--model_name_or_path", nargs="+", default=[None], metavar="DIR_OR_HUB",
                         help="one checkpoint, or two to compare (default: the built-in model "
@@ -118,28 +119,28 @@ def parse_passk(argv):
     options, rest = parser.parse_known_args(argv)
     options.k = options.k or [k for k in (1, 4, 16) if k <= options.n]
     if options.n < 1 or options.problems < 1:
-        raise ValueError(f"--n {options.n}, --problems {options.problems}: they must be at least 1")
+        raise Refusal(f"--n {options.n}, --problems {options.problems}: they must be at least 1")
     for k in options.k:
         if not 1 <= k <= options.n:
-            raise ValueError(f"k is {k}: pass@k needs 1 <= k <= n = {options.n} samples per "
-                             "problem")
+            raise Refusal(f"k is {k}: pass@k needs 1 <= k <= n = {options.n} samples per "
+                          "problem")
     if (count := len(options.model_name_or_path)) > 2:
-        raise ValueError(f"--model_name_or_path names {count} checkpoints: give one, or two to "
-                         "compare")
+        raise Refusal(f"--model_name_or_path names {count} checkpoints: give one, or two to "
+                      "compare")
     if Path(options.output).is_dir():                        # known before the evaluation
-        raise ValueError(f"--output {options.output} is a folder: give a file")
+        raise Refusal(f"--output {options.output} is a folder: give a file")
     return options, parse_settings(options, rest, "passk")
 
 
 def parse_settings(options, rest, command):
     """The Settings for sampling from the checkpoints options.model_name_or_path: those of their
-    run, and the flags `rest` of train.py. Sets options.line. Raises ValueError."""
+    run, and the flags `rest` of train.py. Sets options.line. Raises Refusal."""
     first = options.model_name_or_path[0]
     rest += ["--model_name_or_path", first] if first else []
     typed = parse_flags(rest)
     for f in flags():
         if f.name in typed and not f.metadata.get("evaluation"):
-            raise ValueError(f"{command}: --{f.name} affects training only, not an evaluation")
+            raise Refusal(f"{command}: --{f.name} affects training only, not an evaluation")
     run, kept = read_run_settings(options.model_name_or_path, typed, options.trust_run_code)
     options.line = describe_settings(run, kept, typed)
     settings = parse(rest, kept)
@@ -150,7 +151,7 @@ def parse_settings(options, rest, command):
 def read_run_settings(names, typed, trusted):
     """(run folder, {flag: value}) of the run that made the checkpoints `names`: what decides how
     it is evaluated, without the flags `typed` on the command line; (None, {}) if no run made them.
-    Raises ValueError if two runs differ, and as read_run_layer does."""
+    Raises Refusal if two runs differ, and as read_run_layer does."""
     found = {}
     for name in filter(None, names):
         run = Path(name).parent.parent
@@ -162,8 +163,8 @@ def read_run_settings(names, typed, trusted):
     for other, theirs in others:
         differ = [name for name in kept | theirs if kept.get(name) != theirs.get(name)]
         if differ:
-            raise ValueError(f"{run} and {other} were evaluated with other settings: give --"
-                             f"{', --'.join(differ)}")
+            raise Refusal(f"{run} and {other} were evaluated with other settings: give --"
+                          f"{', --'.join(differ)}")
     return run, read_run_layer(kept, typed | {"trust_run_code": trusted}, run)
 
 

@@ -7,6 +7,7 @@ import json
 import sys
 
 from plumbing.model.adapters import read_json
+from plumbing.refusal import Refusal
 from tools import style
 
 CURVES = ("reward", "pass_rate", "clip_low", "clip_high", "log_w_var", "log_s_var", "length",
@@ -48,21 +49,21 @@ def read_summary(folder):
 
 
 def read_metrics(folder):
-    """The records of a run's metrics.jsonl, under the metrics' present names. Raises ValueError if
+    """The records of a run's metrics.jsonl, under the metrics' present names. Raises Refusal if
     there is none."""
     file = folder / "metrics.jsonl"
     if not folder.is_dir():
-        raise ValueError(f"there is no run folder {folder}")
+        raise Refusal(f"there is no run folder {folder}")
     if not file.is_file():
-        raise ValueError(f"{folder} has no metrics.jsonl: it is not the folder of a run, or the "
-                         "run has not completed its first rollout batch")
+        raise Refusal(f"{folder} has no metrics.jsonl: it is not the folder of a run, or the "
+                      "run has not completed its first rollout batch")
     return [{RENAMED.get(name, name): value for name, value in record.items()}
             for record in read_lines(file)]
 
 
 def read_lines(file):
     """The records of a .jsonl file of a run. Lines that are incomplete, or no record, are skipped,
-    with a note on stderr. Raises ValueError if there is no record."""
+    with a note on stderr. Raises Refusal if there is no record."""
     records = []
     skipped = []
     lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
@@ -73,7 +74,7 @@ def read_lines(file):
         except (ValueError, TypeError, KeyError):
             skipped.append(str(number))
     if not records:
-        raise ValueError(f"{file} has no complete line, so there is nothing to show")
+        raise Refusal(f"{file} has no complete line, so there is nothing to show")
     if skipped:
         print(f"eval.py: {file}: skipped {len(skipped)} line(s) that are incomplete or not "
               f"metrics: {', '.join(skipped[:5])}", file=sys.stderr)

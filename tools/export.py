@@ -13,6 +13,7 @@ if __name__ == "__main__":
     sys.stdout.reconfigure(errors="replace")     # for consoles without Greek letters
     sys.path[0] = str(Path(__file__).resolve().parent.parent)    # tools/ has a file named trl.py
 
+from plumbing.refusal import Refusal
 from session.arguments import parse
 from session.errors import errors_in_one_line
 from tools.commands import exit_on_broken_pipe
@@ -26,9 +27,9 @@ def main(argv=None):
         raise SystemExit
     with errors_in_one_line("export.py"), exit_on_broken_pipe():
         if argv[0] == "verl":
-            raise ValueError('verl\'s keys are a table in docs/speed.md, "One run in other words"')
+            raise Refusal('verl\'s keys are a table in docs/speed.md, "One run in other words"')
         if argv[0] != "trl":
-            raise ValueError(f"{argv[0]} is not a program; write trl and the flags of train.py")
+            raise Refusal(f"{argv[0]} is not a program; write trl and the flags of train.py")
         print(config_text(parse(argv[1:])))
 
 

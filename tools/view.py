@@ -16,6 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from losses import OBJECTIVES
+from plumbing.refusal import Refusal
 from session.arguments import ALGORITHMS, read_run_config
 from tools.dashboard import read_lines, read_metrics
 
@@ -30,19 +31,19 @@ CURVES = ("pass_rate", "clip_low", "clip_high", "log_s_var", "epsilon_over_std",
 # -------------------------------------------------------------------------------- the page
 
 def read_run(folder):
-    """The data of a run for the page. Raises ValueError if the run saved no tokens."""
+    """The data of a run for the page. Raises Refusal if the run saved no tokens."""
     records = read_metrics(folder)
     curves = [{name: m.get(name) for name in ("step", *CURVES)} for m in records]
     file = folder / "tokens.jsonl"
     if not file.is_file():
-        raise ValueError(f"{folder} has no tokens.jsonl: train with --save_tokens, which is on by "
-                         "default for the built-in task")
+        raise Refusal(f"{folder} has no tokens.jsonl: train with --save_tokens, which is on by "
+                      "default for the built-in task")
     groups = read_lines(file)
     try:
         arguments = read_run_config(folder)["resolved"]
         objective = ALGORITHMS[arguments["algorithm"]]["objective"]
     except KeyError:
-        raise ValueError(f"{folder}/config.json does not name the algorithm of the run") from None
+        raise Refusal(f"{folder}/config.json does not name the algorithm of the run") from None
     kept = {name: arguments.get(name) for name in KEPT_ARGUMENTS}
     return {"name": str(folder), "objective": objective, **kept, "curves": curves,
             "groups": groups}
@@ -92,7 +93,7 @@ def write_page(folders, output=None, largest=None):
     """The page of one run, or of two side by side; view.html in the first one's folder unless
     `output` names a file. largest: in bytes, see make_page. Returns its path."""
     if not 1 <= len(folders) <= 2:
-        raise ValueError(f"{len(folders)} runs: give one run, or two to compare")
+        raise Refusal(f"{len(folders)} runs: give one run, or two to compare")
     output = Path(output) if output else Path(folders[0]) / "view.html"
     html = make_page([read_run(Path(folder)) for folder in folders], largest)
     output.parent.mkdir(parents=True, exist_ok=True)

@@ -19,6 +19,7 @@ from collections.abc import Mapping, Set
 from plumbing.data.datafiles import as_messages
 from plumbing.data.reward_functions import RewardFunction, describe, is_number, load_function
 from plumbing.parallel.event_loop import run_async
+from plumbing.refusal import Refusal
 
 BATCH_PARAMETERS = {"completions", "completion_ids"}         # a parameter that asks for a batch
 NOT_COLUMNS = ("prompts", "completions", "completion_ids")   # other names are columns of the data
@@ -43,7 +44,7 @@ class BatchRewardFunction:
     Without **kwargs it gets only those that it names. It may be async. It returns one component of
     the reward: B numbers, with None for a response that does not have it.
 
-    rewards() raises ValueError, which ends the run, if the function raises or returns anything
+    rewards() raises Refusal, which ends the run, if the function raises or returns anything
     else.
     """
 
@@ -63,14 +64,14 @@ class BatchRewardFunction:
             self.function = load_function(verifier)
             signature = inspect.signature(self.function)
         except BaseException as error:                       # a user's file may call sys.exit()
-            raise ValueError(f"--verifier {verifier!r} does not load: {describe(error)}")
+            raise Refusal(f"--verifier {verifier!r} does not load: {describe(error)}")
         takes_all = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
         self.inputs = [name for name in every if takes_all or name in signature.parameters]
         try:
             signature.bind(**dict.fromkeys(self.inputs))
         except TypeError as error:
-            raise ValueError(f"--verifier {verifier!r}: {error}; a reward function gets "
-                             f"{', '.join(every)}")
+            raise Refusal(f"--verifier {verifier!r}: {error}; a reward function gets "
+                          f"{', '.join(every)}")
 
     def rewards(self, texts, problems, ids, games):
         """The rewards of B texts as a list of floats, with NaN for None. problems: B problems.
@@ -88,7 +89,7 @@ class BatchRewardFunction:
             if inspect.isawaitable(rewards):
                 rewards, = run_async(rewards)
         except (Exception, SystemExit) as error:             # whatever the user's function raises
-            raise ValueError(f"--verifier {self.verifier} raised {describe(error)}") from error
+            raise Refusal(f"--verifier {self.verifier} raised {describe(error)}") from error
         return self.check_rewards(rewards, len(texts))
 
     def check_rewards(self, rewards, n):
@@ -97,13 +98,13 @@ class BatchRewardFunction:
         except TypeError:
             values = []
         if len(values) != n:
-            raise ValueError(f"--verifier {self.verifier} returned {rewards!r:.80}: a list of {n} "
-                             "numbers is needed, one per completion in their order")
+            raise Refusal(f"--verifier {self.verifier} returned {rewards!r:.80}: a list of {n} "
+                          "numbers is needed, one per completion in their order")
         values = [math.nan if value is None else value for value in values]
         for value in values:
             if value is not math.nan and not is_number(value):
-                raise ValueError(f"--verifier {self.verifier} returned {value!r:.80} for a "
-                                 "completion: a finite number or None is needed")
+                raise Refusal(f"--verifier {self.verifier} returned {value!r:.80} for a "
+                              "completion: a finite number or None is needed")
         return [float(value) for value in values]
 
     def close(self):

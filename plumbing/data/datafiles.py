@@ -15,6 +15,7 @@ from decimal import Decimal
 from pathlib import Path
 
 from plumbing.data.reward_functions import describe
+from plumbing.refusal import Refusal
 
 DATA_FILES = (".jsonl", ".json", ".csv", ".parquet")
 PROMPT_COLUMNS = ("prompt", "question", "problem")
@@ -46,7 +47,7 @@ def load_problems(name, test_name, columns, rows, environment):
     environment: the rows are played by an environment. They need no answer, and the split is by
     row, because all of them may have the same prompt.
 
-    Raises ValueError or FileNotFoundError that names the file and the line.
+    Raises Refusal that names the file and the line.
     """
     rows, test_rows = read_file_or_hub(name) if rows is None else (rows, [])
     if test_name:
@@ -61,7 +62,7 @@ def load_problems(name, test_name, columns, rows, environment):
     train = [p for p in train if key(p) not in held_out]
     notes = []
     if not train:
-        raise ValueError(f"{name}: nothing to train on: every prompt is in the test split too")
+        raise Refusal(f"{name}: nothing to train on: every prompt is in the test split too")
     if len(train) < total:
         notes.append(f"{total - len(train)} of {total} rows left out: their prompt is in the test "
                      "split")
@@ -109,20 +110,20 @@ def read_file_or_hub(name):
 def read_rows(path):
     """The rows of a data file as (where, row) pairs; `where` names the file and the line.
 
-    Raises FileNotFoundError or ValueError.
+    Raises Refusal.
     """
     path = Path(path)
     suffix = path.suffix.lower()
     if suffix not in DATA_FILES:
-        raise ValueError(f"{path}: a data file ends in {', '.join(DATA_FILES)}")
+        raise Refusal(f"{path}: a data file ends in {', '.join(DATA_FILES)}")
     if not path.is_file():
-        raise FileNotFoundError(f"{path}: there is no such data file")
+        raise Refusal(f"{path}: there is no such data file")
     if suffix == ".parquet":
         return read_parquet(path)
     try:
         text = path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: not UTF-8 text from byte {error.start} on")
+        raise Refusal(f"{path}: not UTF-8 text from byte {error.start} on")
     if suffix == ".csv":
         return parse_csv(path, text)
     number = 1
@@ -136,7 +137,7 @@ def read_rows(path):
     except (ValueError, RecursionError) as error:
         number = getattr(error, "lineno", 1) if number == 1 else number
         reason = f"{getattr(error, 'msg', error)} (one object per line, or one list of objects)"
-        raise ValueError(f"{path} line {number}: broken {suffix[1:].upper()}: {reason}")
+        raise Refusal(f"{path} line {number}: broken {suffix[1:].upper()}: {reason}")
     return rows
 
 
@@ -147,13 +148,13 @@ def parse_csv(path, text):
     try:
         names = reader.fieldnames or []
         if len({*names}) < len(names):
-            raise ValueError(f"a name occurs twice: {', '.join(names)}")
+            raise Refusal(f"a name occurs twice: {', '.join(names)}")
         for row in reader:
             if None in row:
-                raise ValueError("more cells than the header has names")
+                raise Refusal("more cells than the header has names")
             rows.append((f"{path} line {reader.line_num}", row))
     except (ValueError, csv.Error) as error:
-        raise ValueError(f"{path} line {reader.reader.line_num}: broken CSV: {error}")
+        raise Refusal(f"{path} line {reader.reader.line_num}: broken CSV: {error}")
     return rows
 
 
@@ -162,19 +163,19 @@ def read_parquet(path):
     try:
         rows = pyarrow.parquet.read_table(path).to_pylist()
     except (pyarrow.ArrowException, OSError) as error:
-        raise ValueError(f"{path}: not a Parquet file: {describe(error)}")
+        raise Refusal(f"{path}: not a Parquet file: {describe(error)}")
     return [(f"{path} row {i}", row) for i, row in enumerate(rows, 1)]
 
 
 def read_hub(name):
     """(train rows, test rows) of a dataset on the Hugging Face hub; without a test split there are
-    no test rows. Raises ValueError if the dataset cannot be loaded."""
+    no test rows. Raises Refusal if the dataset cannot be loaded."""
     import datasets
     try:
         splits = datasets.load_dataset(name, "main" if name == "openai/gsm8k" else None)
     except Exception as error:               # no network, unknown name or configuration, gated …
-        raise ValueError(f"dataset {name}: there is no such file, and the hub gives "
-                         f"{describe(error)}")
+        raise Refusal(f"dataset {name}: there is no such file, and the hub gives "
+                      f"{describe(error)}")
     train = "train" if "train" in splits else next(iter(splits))
     test = next((s for s in ("test", "validation") if s in splits and s != train), None)
     return tuple([(f"{name} {split} row {i}", row)
@@ -189,22 +190,22 @@ def to_problems(rows, source, columns=(), answers=True):
     answers: whether rows need an answer; without one it is "".
 
     A prompt is a text, or a conversation as in TRL's data sets: a list of messages with a role and
-    a content, the last of them the user's. Raises ValueError that names the invalid row or the
+    a content, the last of them the user's. Raises Refusal that names the invalid row or the
     missing columns.
     """
     if not rows:
-        raise ValueError(f"{source}: is empty: it holds no rows")
+        raise Refusal(f"{source}: is empty: it holds no rows")
     for where, row in rows:
         if not isinstance(row, dict):
-            raise ValueError(f"{where}: not an object with named columns but {type(row).__name__}")
+            raise Refusal(f"{where}: not an object with named columns but {type(row).__name__}")
     names = column_names(rows[0][1])
     candidates = [[name] for name in columns] or [PROMPT_COLUMNS, ANSWER_COLUMNS]
     chosen = []
     for use, usual in zip(("prompt", "answer"), candidates):
         chosen.append(next((name for name in usual if name in names), None))
         if chosen[-1] is None and (columns or answers or use == "prompt"):
-            raise ValueError(f"{source}: no column {' or '.join(usual)} for the {use}; it has "
-                             f"{', '.join(names) or 'none'}: --columns PROMPT ANSWER names two")
+            raise Refusal(f"{source}: no column {' or '.join(usual)} for the {use}; it has "
+                          f"{', '.join(names) or 'none'}: --columns PROMPT ANSWER names two")
     prompt_column, answer_column = chosen
     problems = []
     for where, row in rows:
@@ -213,8 +214,8 @@ def to_problems(rows, source, columns=(), answers=True):
         if isinstance(prompt, list):
             *earlier, (role, prompt) = check_messages(where, prompt, prompt_column)
             if role != "user":
-                raise ValueError(f"{where}: {prompt_column} ends with a message of {role}; the "
-                                 "last message must be the user's, because a response follows it")
+                raise Refusal(f"{where}: {prompt_column} ends with a message of {role}; the "
+                              "last message must be the user's, because a response follows it")
             earlier = tuple(earlier)
         prompt = to_text(where, prompt, prompt_column)
         answer = find_cell(row, answer_column) if answer_column else None
@@ -243,22 +244,22 @@ def find_cell(row, column):
 
 
 def check_messages(where, messages, column):
-    """A conversation as (role, text) pairs. Raises ValueError for anything else."""
+    """A conversation as (role, text) pairs. Raises Refusal for anything else."""
     for message in messages or [None]:
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            raise ValueError(f"{where}: {column} holds {message!r:.40}, which is not a message "
-                             'like {"role": "user", "content": "text"}')
+            raise Refusal(f"{where}: {column} holds {message!r:.40}, which is not a message "
+                          'like {"role": "user", "content": "text"}')
     return [(message["role"], to_text(where, message.get("content"), f"{column}'s content"))
             for message in messages]
 
 
 def to_text(where, value, column):
-    """A cell as text; a number is written as a decimal, 0.00001 and not 1e-05. Raises ValueError if
+    """A cell as text; a number is written as a decimal, 0.00001 and not 1e-05. Raises Refusal if
     the cell is empty or neither text nor a finite number."""
     number = isinstance(value, (int, float, Decimal)) and not isinstance(value, bool)
     if number and math.isfinite(value):
         return format(Decimal(str(value)), "f")
     surrogates = isinstance(value, str) and any("\ud800" <= c <= "\udfff" for c in value)
     if not isinstance(value, str) or not value.strip() or surrogates:    # half a pair: no character
-        raise ValueError(f"{where}: {column} is {value!r:.40}: text or a finite number is needed")
+        raise Refusal(f"{where}: {column} is {value!r:.40}: text or a finite number is needed")
     return value

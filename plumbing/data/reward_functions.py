@@ -29,6 +29,11 @@ from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from pathlib import Path
 
+if __name__ == "__main__":                       # a worker, of which this file is the script
+    sys.path[0] = str(Path(__file__).resolve().parents[2])
+
+from plumbing.refusal import Refusal
+
 MEMORY = 4 * 2 ** 30             # memory limit of a library's reward function, in bytes
 MOST_REFERENCES = 2000           # that math-verify tries to read before training,
 MOST_SECONDS = 10.0              # in at most this time
@@ -47,8 +52,8 @@ class RewardFunction:
 
     A response cannot make a RewardFunction raise or hang: if the function fails on it or takes
     longer than `time_limit` seconds, the reward is 0 and the error is counted in `errors`. Several
-    threads may call it at the same time; each gets its own worker process. Raises ValueError or
-    FileNotFoundError if there is no such function.
+    threads may call it at the same time; each gets its own worker process. Raises
+    Refusal if there is no such function.
     """
 
     batched = False              # it scores one response at a time; a BatchRewardFunction a batch
@@ -59,10 +64,10 @@ class RewardFunction:
             self.name = verifier
             self.names = [self.name]                         # of the components of the reward
         elif not (path.endswith(".py") and function.isidentifier()):
-            raise ValueError(f"--verifier {verifier!r} is not known: use math, exact or "
-                             "file.py:function")
+            raise Refusal(f"--verifier {verifier!r} is not known: use math, exact or "
+                          "file.py:function")
         elif not Path(path).is_file():
-            raise FileNotFoundError(f"--verifier {verifier!r}: there is no file {path}")
+            raise Refusal(f"--verifier {verifier!r}: there is no file {path}")
         else:
             self.name = function
             self.names = None                                # set by the first reply
@@ -111,14 +116,14 @@ class RewardFunction:
 
     def try_references(self, problems):
         """Score the reference answers of some problems before training -> the names of the
-        components. Raises ValueError if the function fails on all of them: every reward would be
+        components. Raises Refusal if the function fails on all of them: every reward would be
         0."""
         for p in problems:
             self.components(p.answer, p.answer, p.row)
         if self.errors.total() == len(problems):
-            raise ValueError(f"--verifier {self.first_error}: it fails on each of the first "
-                             f"{len(problems)} reference answers; return 0 for an answer that it "
-                             "cannot read; is --verifier_timeout long enough?")
+            raise Refusal(f"--verifier {self.first_error}: it fails on each of the first "
+                          f"{len(problems)} reference answers; return 0 for an answer that it "
+                          "cannot read; is --verifier_timeout long enough?")
         self.errors.clear()
         self.first_error = None
         return self.names
@@ -147,7 +152,7 @@ class RewardFunction:
         reply = json.loads(self.ask(worker, None, limit=120) or '"its process ended"')
         if isinstance(reply, str):
             self.end(worker)
-            raise ValueError(f"--verifier {self.verifier!r} does not load: {reply}")
+            raise Refusal(f"--verifier {self.verifier!r} does not load: {reply}")
         self.parameters = reply
         return worker
 
@@ -199,7 +204,7 @@ def load_function(name):
     path, _, function = name.rpartition(":")
     spec = importlib.util.spec_from_file_location(f"verifier_{Path(path).stem}", path)
     if spec is None:
-        raise ValueError(f"{path!r} is not a file of Python")
+        raise Refusal(f"{path!r} is not a file of Python")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module                          # dataclasses look their module up
     folder = str(Path(path).resolve().parent)

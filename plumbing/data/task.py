@@ -18,6 +18,7 @@ from advantages import as_decimals, with_group_mean
 from plumbing.data.datafiles import as_messages
 from plumbing.data.reward_functions import in_parallel
 from plumbing.parallel import processes
+from plumbing.refusal import Refusal
 
 CHARACTERS = "0123456789+=,. "   # the vocabulary of the built-in task, one token per character
 
@@ -46,6 +47,7 @@ class Task:
     characters: str = CHARACTERS         # the vocabulary of a tiny MoE for this task
     max_completion_length: int = 256     # the longest response in tokens, unless a flag sets it
     own_length: int | None = None        # what it was before a flag set it
+    least_reward: float = -math.inf      # the smallest that the advantage can use
     played: bool = False         # with an environment: the first component is the return
 
     def digest_prompts(self):
@@ -80,13 +82,13 @@ class Task:
         """The weights of the columns of components [B, K]. Columns that do not come from a reward
         function (the overlong penalty) have weight 1.
 
-        Raises ValueError if --reward_weights does not have one number per component.
+        Raises Refusal if --reward_weights does not have one number per component.
         """
         names = self.component_names
         weights = self.reward_weights or [1.0] * len(names)
         if len(weights) != len(names):
-            raise ValueError(f"--reward_weights holds {len(weights)} numbers, but the reward has "
-                             f"{len(names)} components: {', '.join(names)}")
+            raise Refusal(f"--reward_weights holds {len(weights)} numbers, but the reward has "
+                          f"{len(names)} components: {', '.join(names)}")
         return [*weights, *[1.0] * (components.shape[1] - len(weights))]
 
     def total(self, components, group_size=1):
@@ -98,7 +100,17 @@ class Task:
         Sums that are equal on paper must be equal numbers: rounding differences within a group
         would become advantages. Components are therefore added in float64, each as the decimal
         number that it prints as (0.1, not float32's 0.100000001), and the sum is rounded once.
+        Raises Refusal for a reward below least_reward.
         """
+        rewards = self.weighted_sum(components, group_size)                         # [B]
+        if rewards.min() < self.least_reward:
+            raise Refusal(f"a reward is {rewards.min():g}: --scale_rewards mean (MaxRL) divides by "
+                          "the mean reward of a group and needs rewards of at least 0; add a "
+                          "constant to them, or use --scale_rewards group or none")
+        return rewards
+
+    def weighted_sum(self, components, group_size):
+        """`total` without its check."""
         K = len(self.component_names)                        # after them, DAPO's penalty
         weights = self.weights(components)
         if components.shape[1] == 1 and not components.isnan().any():
@@ -153,7 +165,7 @@ class Task:
         return components
 
     def encode(self, tokenizer, problems):
-        """The token ids of problems; each problem is tokenized once. Raises ValueError as
+        """The token ids of problems; each problem is tokenized once. Raises Refusal as
         encode_prompt does."""
         if self.tokenizer is not tokenizer:
             self.tokenizer = tokenizer
@@ -166,7 +178,7 @@ class Task:
     def filter_prompts(self, tokenizer):
         """Tokenize every prompt and remove those that encode_prompt refuses. Returns a text that
         shows the first prompt as the policy reads it, and notes; "" for the built-in task. Raises
-        ValueError if no prompt of a split is left."""
+        Refusal if no prompt of a split is left."""
         if self.one_width:
             self.encode(tokenizer, self.train[:1])
             return ""
@@ -178,10 +190,10 @@ class Task:
                 try:
                     self.encode(tokenizer, [problem])
                     left.append(problem)
-                except ValueError as error:
+                except Refusal as error:
                     refused.append(str(error))
             if problems and not left:
-                raise ValueError(f"none of the {len(problems)} {split} prompts fits; {refused[-1]}")
+                raise Refusal(f"none of the {len(problems)} {split} prompts fits; {refused[-1]}")
             return left
         total = len(self.train) + len(self.test)
         self.train = fitting(self.train, "train")
@@ -229,7 +241,7 @@ def describe_template(task, tokenizer):
     try:
         # strftime_now: in place of the function that reads the clock
         encode_prompt(task, tokenizer, task.train[0], strftime_now="")
-    except ValueError:
+    except Refusal:
         notes.append("note: the chat template prints today's date: a run that is resumed on "
                      "another day reads other prompts")
     return notes
@@ -241,7 +253,7 @@ def encode_prompt(task, tokenizer, problem, **variables):
 
     The task's prompt_template stands for the prompt, or for the last message of a conversation. Its
     system_prompt is a system message, unless the conversation begins with its own; without a chat
-    template it is put before the prompt, separated by an empty line. Raises ValueError that names
+    template it is put before the prompt, separated by an empty line. Raises Refusal that names
     the row if the prompt has no tokens, too many of them, or cannot be tokenized.
     """
     system = task.system_prompt
@@ -254,18 +266,18 @@ def encode_prompt(task, tokenizer, problem, **variables):
             if system is not None and messages[0]["role"] != "system":
                 messages.insert(0, {"role": "system", "content": system})
                 if system.strip() not in render(messages, tokenize=False):
-                    raise ValueError("the chat template drops the system message: use "
-                                     "--prompt_template instead of --system_prompt")
+                    raise Refusal("the chat template drops the system message: use "
+                                  "--prompt_template instead of --system_prompt")
             ids = render(messages, add_generation_prompt=True)["input_ids"]
         elif problem.earlier is not None:
-            raise ValueError("it is a list of messages, which needs a chat template: give texts")
+            raise Refusal("it is a list of messages, which needs a chat template: give texts")
         else:
             ids = encode_text(tokenizer, f"{system}\n\n{text}" if system else text)
     except Exception as error:                               # tokenizers raises bare Exceptions
-        raise ValueError(f"{where}: the prompt cannot be tokenized: {error}")
+        raise Refusal(f"{where}: the prompt cannot be tokenized: {error}")
     if not 1 <= len(ids) <= task.max_prompt_length:
-        raise ValueError(f"{where}: the prompt has {len(ids)} tokens; between 1 and "
-                         f"{task.max_prompt_length} fit")
+        raise Refusal(f"{where}: the prompt has {len(ids)} tokens; between 1 and "
+                      f"{task.max_prompt_length} fit")
     return ids
 
 

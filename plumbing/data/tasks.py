@@ -12,11 +12,13 @@ from pathlib import Path
 
 import torch
 
+from advantages import ADVANTAGES
 from plumbing.data.batch_rewards import make_reward_function
 from plumbing.data.datafiles import load_problems
 from plumbing.data.running_sum import running_sum
 from plumbing.data.task import Task
 from plumbing.parallel import processes
+from plumbing.refusal import Refusal
 
 ANSWER_LIMIT = 3.0               # seconds per response, unless --verifier_timeout is given
 
@@ -30,7 +32,7 @@ def load_task(settings, dataset_name, test_dataset_name=None, rows=None):
     Without --verifier: math; with an environment, which needs no answers, nothing else than the
     environment gives rewards then. rows: dicts to use instead of the rows of a data set, which
     dataset_name then only names. The task's `notes` list the rows that were left out. Raises
-    ValueError or FileNotFoundError.
+    Refusal.
     """
     environment = bool(getattr(settings, "environment", None))
     rows = rows and [(f"{dataset_name} row {i}", row) for i, row in enumerate(rows, 1)]
@@ -45,8 +47,8 @@ def load_task(settings, dataset_name, test_dataset_name=None, rows=None):
     template = read_text(settings, "prompt_template")
     template = "{prompt}" if template is None else template
     if "{prompt}" not in template:
-        raise ValueError(f"--prompt_template {settings.prompt_template}: it must contain "
-                         "{prompt}, which is replaced by the prompt")
+        raise Refusal(f"--prompt_template {settings.prompt_template}: it must contain "
+                      "{prompt}, which is replaced by the prompt")
     task = Task(dataset_name, train, test, None, notes=notes, reward_functions=functions,
                 played=environment, reward_weights=settings.reward_weights,
                 system_prompt=read_text(settings, "system_prompt"), prompt_template=template,
@@ -59,8 +61,8 @@ def load_task(settings, dataset_name, test_dataset_name=None, rows=None):
         notes.append(f"note: {len(own)} of {len(train) + len(test)} prompts have a system message "
                      "of their own, which is used instead of --system_prompt")
     if len(set(task.component_names)) < len(task.component_names):
-        raise ValueError(f"--verifier {' '.join(verifiers)}: two components of the reward have the "
-                         f"same name: {', '.join(task.component_names)}")
+        raise Refusal(f"--verifier {' '.join(verifiers)}: two components of the reward have the "
+                      f"same name: {', '.join(task.component_names)}")
     return task
 
 
@@ -74,20 +76,22 @@ def prepare_task(settings, task=None):
     task.stop = tuple(dict.fromkeys((*task.stop, *settings.stop)))
     task.own_length = task.own_length or task.max_completion_length
     task.max_completion_length = settings.max_completion_length or task.max_completion_length
+    if settings.scale_rewards == "mean" and "scale" in ADVANTAGES[settings.advantage].reads:
+        task.least_reward = 0.0
     return task
 
 
 def read_text(settings, name):
     """The text of a flag, in which \\n becomes a line break. For @FILE: the text of that file
     without a byte order mark and without its last line break. None if the flag is not given. Raises
-    ValueError if the file cannot be read."""
+    Refusal if the file cannot be read."""
     text = getattr(settings, name)
     if text is None or not text.startswith("@"):
         return text and text.replace("\\n", "\n")
     try:
         return Path(text[1:]).read_text(encoding="utf-8-sig").removesuffix("\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"--{name} {text}: cannot be read: {error}")
+        raise Refusal(f"--{name} {text}: cannot be read: {error}")
 
 
 def make_task(settings):
@@ -101,8 +105,8 @@ def make_task(settings):
         task = feature.task(settings, task, partial(load_task, settings))
     if settings.verifier_timeout and all(f.batched or f.verifier == "exact"
                                          for f in task.reward_functions):
-        raise ValueError(f"--verifier_timeout {settings.verifier_timeout:g} has no effect: it is "
-                         "for math and for functions of one response; a function of a whole batch "
-                         "sets its own limit")
+        raise Refusal(f"--verifier_timeout {settings.verifier_timeout:g} has no effect: it is "
+                      "for math and for functions of one response; a function of a whole batch "
+                      "sets its own limit")
     task.weights(torch.zeros(1, len(task.component_names)))  # raises for a wrong number of weights
     return task

@@ -8,6 +8,7 @@ engine wrote after it is dropped.
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
+from plumbing.refusal import Refusal
 from rollout import end_test, end_tokens, finish, left_pad, pad_token, token_ids
 
 
@@ -16,17 +17,17 @@ def as_rollout(policy, tokenizer, prompts, group_size, responses, logps, stop=()
 
     prompts: Q lists of token ids, or strings. responses, logps: B lists, a token id and its
     log-prob (nats, at the temperature of sampling) for each token; the responses of a prompt are
-    adjacent. A response without an end is truncated. Raises ValueError if the lists do not fit
+    adjacent. A response without an end is truncated. Raises Refusal if the lists do not fit
     together or a log-prob is not a finite number."""
     device = policy.device
     pad = pad_token(tokenizer)
     if len(responses) != len(logps) or len(responses) != len(prompts) * group_size:
-        raise ValueError(f"the engine returned {len(responses)} responses and {len(logps)} lists "
-                         f"of log-probs; {len(prompts)} prompts x {group_size} were asked for")
+        raise Refusal(f"the engine returned {len(responses)} responses and {len(logps)} lists "
+                      f"of log-probs; {len(prompts)} prompts x {group_size} were asked for")
     sizes = [len(ids) for ids in responses]
     if sizes != [len(logp) for logp in logps] or min(sizes) == 0:
-        raise ValueError("the engine must return at least one token for every response, and one "
-                         "log-prob for every token")
+        raise Refusal("the engine must return at least one token for every response, and one "
+                      "log-prob for every token")
     prompts = left_pad(token_ids(tokenizer, prompts), pad, device)         # [Q, P] ids and mask
     response = pad_right(responses, pad).to(device)                                 # [B, T]
     logp = pad_right(logps, 0.0, torch.float32).to(device)                          # [B, T]
@@ -42,7 +43,7 @@ def as_rollout(policy, tokenizer, prompts, group_size, responses, logps, stop=()
     response = response.masked_fill(after, pad)
     logp = logp.masked_fill(after, 0.0)
     if not logp.isfinite().all():
-        raise ValueError("the engine returned a log-prob that is not a finite number")
+        raise Refusal("the engine returned a log-prob that is not a finite number")
     return finish(tokenizer, stop, prompts, group_size, response, logp, lengths, ended)
 
 

@@ -7,14 +7,16 @@ from pathlib import Path
 from plumbing.data.reward_functions import load_function
 from plumbing.engines.wrapper import Wrapper
 from plumbing.parallel import processes
+from plumbing.refusal import Refusal
 from plumbing.speed.fast import FastSampler
 from plumbing.speed.rollouts import concat
-from rollout import Sampler
+from rollout import Sampler, StopStrings
 
 
 def make_sampler(settings, policy, tokenizer, task, training=False):
     """What samples in rollouts (training) or in evaluations: the class that --sampler names, or the
     built-in one, as the features wrap it."""
+    check_stop(tokenizer, task.stop)
     sampler_class = Sampler if settings.plain else FastSampler
     if ":" in (settings.sampler or ""):                      # FILE.py:CLASS
         file = Path(settings.sampler.rpartition(":")[0]).resolve()
@@ -23,23 +25,32 @@ def make_sampler(settings, policy, tokenizer, task, training=False):
         sampler = sampler_class(policy, tokenizer, task.max_completion_length, settings.temperature,
                        task.stop)
     except TypeError as error:
-        raise ValueError(f"--sampler {settings.sampler}: {error}") from error
+        raise Refusal(f"--sampler {settings.sampler}: {error}") from error
     for feature in settings.features:
         sampler = feature.wrap_sampler(settings, sampler, training)
     return sampler
 
 
+def check_stop(tokenizer, stop):
+    """Refuse a stop string that no token of the tokenizer ends."""
+    try:
+        if stop:
+            StopStrings(tokenizer, list(stop))
+    except ValueError as error:
+        raise Refusal(f"--stop: {error}") from None
+
+
 @lru_cache
 def load_class(name, file, changed):
     """The class FILE.py:CLASS, loaded once per version of the file: sampling and every evaluation
-    get the same class, so that they can share an engine. Raises ValueError if it does not load or
+    get the same class, so that they can share an engine. Raises Refusal if it does not load or
     has no method `sample`."""
     try:
         loaded = load_function(name)
     except (Exception, SystemExit) as error:                 # whatever the user's file raises
-        raise ValueError(f"--sampler {name} does not load: {type(error).__name__}: {error}")
+        raise Refusal(f"--sampler {name} does not load: {type(error).__name__}: {error}")
     if not hasattr(loaded, "sample"):
-        raise ValueError(f"--sampler {name}: {loaded!r} has no method sample")
+        raise Refusal(f"--sampler {name}: {loaded!r} has no method sample")
     return loaded
 
 

@@ -10,6 +10,7 @@ from plumbing.model.halves import halve_matrices
 from plumbing.model.policy import find_max_length, load_policy
 from plumbing.parallel import processes
 from plumbing.parallel.devices import autocast
+from plumbing.refusal import Refusal
 from plumbing.speed.fast import fast_response_logp
 from rollout import Scorer
 from routes import find_routers, has_sigmoid
@@ -86,12 +87,12 @@ def load_trained_policy(settings, task, device, saved=None):
 def check_router_shift(policy, algorithm):
     """Refuse a policy for which RSPO's router shift is not defined."""
     if not find_routers(policy):
-        raise ValueError(f"--algorithm {algorithm} needs a mixture of experts: this model is "
-                         "dense, or its routers are not separate modules")
+        raise Refusal(f"--algorithm {algorithm} needs a mixture of experts: this model is "
+                      "dense, or its routers are not separate modules")
     if has_sigmoid(policy):
-        raise ValueError(f"--algorithm {algorithm}: the router shift compares softmax "
-                         f"probabilities, and the routers of {type(policy).__name__} score each "
-                         "expert by a sigmoid; use another --algorithm")
+        raise Refusal(f"--algorithm {algorithm}: the router shift compares softmax "
+                      f"probabilities, and the routers of {type(policy).__name__} score each "
+                      "expert by a sigmoid; use another --algorithm")
 
 
 @dataclass
@@ -112,13 +113,13 @@ class Run:
             return self.freeze(load_policy(self.settings, self.task, self.device)[0])
 
     def load_checkpoint(self, flag):
-        """(a frozen Scorer, the tokenizer) of the checkpoint that the flag names. Raises ValueError
+        """(a frozen Scorer, the tokenizer) of the checkpoint that the flag names. Raises Refusal
         as load_policy does."""
         try:
             policy, tokenizer = load_policy(self.settings, self.task, self.device,
                                             getattr(self.settings, flag))
-        except ValueError as error:
-            raise ValueError(str(error).replace("--model_name_or_path", f"--{flag}")) from None
+        except Refusal as error:
+            raise Refusal(str(error).replace("--model_name_or_path", f"--{flag}")) from None
         return self.freeze(policy), tokenizer
 
     def freeze(self, policy):

@@ -11,6 +11,7 @@ from torch.random import fork_rng, manual_seed
 
 from plumbing.model.copies import merge_adapters
 from plumbing.model.nf4 import round_to_4bit
+from plumbing.refusal import Refusal
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
@@ -27,17 +28,17 @@ def read_adapters(policy, folder):
 
 
 def import_peft():
-    """The module peft. Raises ValueError without it."""
+    """The module peft. Raises Refusal without it."""
     try:
         import peft
     except ImportError:
-        raise ValueError("--use_peft needs peft: pip install peft") from None
+        raise Refusal("--use_peft needs peft: pip install peft") from None
     return peft
 
 
 def insert_adapters(policy, config, seed=0):
     """Freeze the policy and insert new adapters, which do not change its output yet. Raises
-    ValueError for modules that the model does not have."""
+    Refusal for modules that the model does not have."""
     for words in ("Model has `tie_word_embeddings=True`",        # merge_adapters unties
                   "fan_in_fan_out is set to False",              # GPT-2's layers: peft sets it
                   "`is_gradient_checkpointing` is deprecated"):  # peft's call of transformers
@@ -45,23 +46,26 @@ def insert_adapters(policy, config, seed=0):
     config.inference_mode = False                            # peft would freeze its weights
     with fork_rng():
         manual_seed(seed)                                    # the same adapters in every process
-        model = import_peft().PeftModel(policy, config)
+        try:
+            model = import_peft().PeftModel(policy, config)
+        except ValueError as error:
+            raise Refusal(" ".join(str(error).split())[:200]) from None
     vars(policy)["peft_model"] = model                       # no submodule: it contains the policy
     return policy
 
 
 def load_adapters(policy, folder):
     """Copy the adapters of a checkpoint into those of the policy, which it returns. Raises
-    ValueError if they do not fit."""
+    Refusal if they do not fit."""
     if not (Path(folder) / WEIGHTS).is_file():
-        raise ValueError(f"{folder} has no {WEIGHTS}")
+        raise Refusal(f"{folder} has no {WEIGHTS}")
     try:
         found = policy.peft_model.load_adapter(folder, "default", torch_device="cpu")
     except Exception as error:                               # safetensors' and torch's kinds
-        raise ValueError(f"{folder}/{WEIGHTS} cannot be read: "
-                         f"{' '.join(str(error).split())[:200]}") from None
+        raise Refusal(f"{folder}/{WEIGHTS} cannot be read: "
+                      f"{' '.join(str(error).split())[:200]}") from None
     if found.missing_keys or found.unexpected_keys:
-        raise ValueError(f"{folder}: its weights are not those that its {CONFIG} describes")
+        raise Refusal(f"{folder}: its weights are not those that its {CONFIG} describes")
     return policy
 
 
@@ -70,22 +74,22 @@ def is_adapter(folder):
 
 
 def read_json(file):
-    """What a JSON file holds. Raises ValueError, which names the file."""
+    """What a JSON file holds. Raises Refusal, which names the file."""
     try:
         return json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ValueError(f"{file}: {error}") from None
+        raise Refusal(f"{file}: {error}") from None
 
 
 def find_base_model(folder):
-    """The name or folder of the checkpoint that an adapter was trained on. Raises ValueError if
+    """The name or folder of the checkpoint that an adapter was trained on. Raises Refusal if
     there is none, or if that is an adapter, too."""
     base = read_json(Path(folder) / CONFIG).get("base_model_name_or_path")
     if not base:
-        raise ValueError(f"{folder}/{CONFIG} names no base model")
+        raise Refusal(f"{folder}/{CONFIG} names no base model")
     if is_adapter(base):
-        raise ValueError(f"{folder} is an adapter of {base}, which is an adapter itself: merge "
-                         "that one into its own base model")
+        raise Refusal(f"{folder} is an adapter of {base}, which is an adapter itself: merge "
+                      "that one into its own base model")
     return base
 
 

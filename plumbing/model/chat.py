@@ -3,6 +3,7 @@ assistant's turns, and the token that ends a turn, which ends a response, too.""
 
 from typing import NamedTuple
 
+from plumbing.refusal import Refusal
 from rollout import end_tokens
 
 REPLY = "REPLY"          # stands for the assistant's words in a rendered conversation
@@ -25,17 +26,17 @@ def read_turns(tokenizer, role="user", **variables):
     A template may end the last turn with another token than an earlier one (gpt-oss does): `end` is
     that of the last turn, with which a model ends its response. role: of the message between the
     two turns, user or tool. variables: the template's own, such as enable_thinking=False. Raises
-    ValueError if the tokenizer has no chat template or the template cannot render the conversation.
+    Refusal if the tokenizer has no chat template or the template cannot render the conversation.
     """
     chat = [{"role": "user", "content": WORDS}, {"role": "assistant", "content": REPLY},
             {"role": role, "content": WORDS}]
     last = render(tokenizer, chat[:2], **variables)
     whole = render(tokenizer, chat, add_generation_prompt=True, **variables)
     if REPLY not in last or REPLY not in whole:
-        raise ValueError("the chat template leaves out the assistant's words")
+        raise Refusal("the chat template leaves out the assistant's words")
     before, found, after = whole.rpartition(REPLY)[2].partition(WORDS)
     if not found:
-        raise ValueError("the chat template leaves out the user's words")
+        raise Refusal("the chat template leaves out the user's words")
     end, before = split_end(tokenizer, before)
     last_end, _ = split_end(tokenizer, last.rpartition(REPLY)[2])
     return Turns(end if last_end is None else last_end, before, after)
@@ -50,11 +51,11 @@ def drops_thinking(tokenizer, **variables):
 
 
 def render(tokenizer, messages, **options):
-    """The text of a conversation. Raises ValueError if it has none."""
+    """The text of a conversation. Raises Refusal if it has none."""
     try:
         return tokenizer.apply_chat_template(messages, tokenize=False, **options)
     except Exception as error:                               # a template may raise anything
-        raise ValueError(f"the chat template cannot render a conversation: {error}") from None
+        raise Refusal(f"the chat template cannot render a conversation: {error}") from None
 
 
 def split_end(tokenizer, text):
@@ -84,7 +85,7 @@ def find_turn_end(tokenizer):
     """The token that ends the assistant's turn in the chat template; None if there is none."""
     try:
         return read_turns(tokenizer).end if tokenizer.chat_template else None
-    except ValueError:               # the template cannot write a conversation: there are no turns
+    except Refusal:               # the template cannot write a conversation: there are no turns
         return None
 
 

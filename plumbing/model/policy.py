@@ -14,10 +14,11 @@ from moe import TinyMoE
 from plumbing.model.adapters import find_base_model, is_adapter, read_adapters
 from plumbing.model.chat import add_turn_end
 from plumbing.model.cold_start import load_cold_start
+from plumbing.refusal import Refusal
 from plumbing.speed.experts import move_to_device
 from plumbing.speed.fast import MIN_PREFIX, fast_response_logp, fast_sample
 from rollout import response_logp, sample
-from routes import find_routers, record_routes
+from routes import UnknownRouter, find_routers, record_routes
 
 SMOLLM2 = Path("checkpoints/SmolLM2-135M-Instruct")         # of the commands in docs/
 CLOSE = 1e-3            # largest rounding error of a log-prob, relative to 1 + |log-prob|, in nats
@@ -29,7 +30,7 @@ def load_policy(settings, task, device, folder=None, transform=lambda policy: po
     built-in tiny MoE. transform: a function applied to the loaded policy. base_only: of an
     adapter's checkpoint, load its base model alone.
 
-    Raises ValueError for a folder that is missing, is not a checkpoint or has no safetensors file
+    Raises Refusal for a folder that is missing, is not a checkpoint or has no safetensors file
     (pickled weights are not read, remote code is not executed), and for a model whose log-probs
     would be wrong in this code without an error.
     """
@@ -42,8 +43,8 @@ def load_policy(settings, task, device, folder=None, transform=lambda policy: po
         return load_with_adapters(settings, task, device, name, transform, base_only)
     try:
         policy, tokenizer = read_checkpoint(name)
-    except ValueError as error:
-        raise ValueError(f"--model_name_or_path {name} cannot be loaded: {error}") from error
+    except Refusal as error:
+        raise Refusal(f"--model_name_or_path {name} cannot be loaded: {error}") from error
 
     try:
         policy.name_or_path = name
@@ -53,8 +54,8 @@ def load_policy(settings, task, device, folder=None, transform=lambda policy: po
         check_log_probs(policy, tokenizer)
         check_length(policy, task)
         check_routers(policy)
-    except ValueError as error:
-        raise ValueError(f"--model_name_or_path {name}: {error}") from error
+    except Refusal as error:
+        raise Refusal(f"--model_name_or_path {name}: {error}") from error
     return policy, tokenizer
 
 
@@ -64,8 +65,8 @@ def load_with_adapters(settings, task, device, name, transform, base_only):
     load = partial(load_policy, settings, task, device, base_name)
     try:
         base = load(transform) if base_only else load()
-    except ValueError as error:
-        raise ValueError(f"{name} needs its base model: {error}") from error
+    except Refusal as error:
+        raise Refusal(f"{name} needs its base model: {error}") from error
     if base_only:
         return base
     policy, tokenizer = base
@@ -77,27 +78,27 @@ def load_with_adapters(settings, task, device, name, transform, base_only):
 # ------------------------------------------------------------------------------- reading the files
 
 def read_checkpoint(name):
-    """(policy, tokenizer) from a folder or the hub, in float32. Raises ValueError if that is not
+    """(policy, tokenizer) from a folder or the hub, in float32. Raises Refusal if that is not
     possible or a weight, the tokenizer or the config is missing."""
     if steps := [*Path(name).glob("checkpoints/step_*"), *Path(name).glob("step_*")]:
         names = ", ".join(sorted(map(str, steps)))
-        raise ValueError(f"it is the folder of a run; its checkpoints: {names}")
+        raise Refusal(f"it is the folder of a run; its checkpoints: {names}")
     if message := explain_missing(name):
-        raise ValueError(message)
+        raise Refusal(message)
     if Path(name).exists() and not (Path(name) / "config.json").is_file():
-        raise ValueError("no config.json there; it must be a Hugging Face checkpoint folder or a "
-                         "hub id")
+        raise Refusal("no config.json there; it must be a Hugging Face checkpoint folder or a "
+                      "hub id")
     policy, loading = read_or_describe(read_model, name)
     if loading["missing_keys"]:
         lacking = ", ".join(sorted(loading["missing_keys"]))
-        raise ValueError(f"its weights lack {lacking}, which would be random numbers")
+        raise Refusal(f"its weights lack {lacking}, which would be random numbers")
     if loading["mismatched_keys"]:
         key, shape, needed = sorted(loading["mismatched_keys"])[0]
-        raise ValueError(f"its weight {key} has the shape {list(shape)}, its config.json needs "
-                         f"{list(needed)}")
+        raise Refusal(f"its weight {key} has the shape {list(shape)}, its config.json needs "
+                      f"{list(needed)}")
     if getattr(policy, "is_quantized", False):
-        raise ValueError("its weights are quantized, which cannot be trained: save them in 16 or "
-                         "32 bits first")
+        raise Refusal("its weights are quantized, which cannot be trained: save them in 16 or "
+                      "32 bits first")
     policy = take_text_part(policy.float())
     tokenizer = read_or_describe(AutoTokenizer.from_pretrained, name, trust_remote_code=False)
     check_tokenizer(policy, tokenizer)
@@ -107,12 +108,12 @@ def read_checkpoint(name):
 
 
 def read_or_describe(read, name, **options):
-    """read(name, **options). Raises ValueError in place of the errors of every kind that configs,
+    """read(name, **options). Raises Refusal in place of the errors of every kind that configs,
     quantizers and tokenizers raise."""
     try:
         return read(name, **options)
     except Exception as error:
-        raise ValueError(describe(error)) from error
+        raise Refusal(describe(error)) from error
 
 
 def read_model(name):
@@ -137,13 +138,13 @@ def describe(error):
 
 def take_text_part(model):
     """The language model inside a multimodal model, with the same weights; other models are
-    returned as they are. Raises ValueError if transformers has no class for it alone."""
+    returned as they are. Raises Refusal if transformers has no class for it alone."""
     config = model.config.get_text_config()
     if config is model.config:
         return model
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
-        raise ValueError(f"{type(model).__name__} is multimodal, and transformers has no class for "
-                         "its text part alone")
+        raise Refusal(f"{type(model).__name__} is multimodal, and transformers has no class for "
+                      "its text part alone")
     with torch.device("meta"):
         policy = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)](config)
     setattr(policy, policy.base_model_prefix, model.get_decoder())
@@ -167,22 +168,22 @@ def explain_missing(name):
 def check_tokenizer(policy, tokenizer):
     """Refuse a tokenizer that is made up, belongs to another model or cannot pad."""
     if len(tokenizer) < 3:
-        raise ValueError("it has no tokenizer, and transformers makes up an empty one")
+        raise Refusal("it has no tokenizer, and transformers makes up an empty one")
     known = policy.get_output_embeddings().weight.shape[0]
     largest = max(tokenizer.get_vocab().values())
     if largest >= known:
-        raise ValueError(f"its tokenizer has token {largest}, its model has {known} tokens: they "
-                         "do not belong together")
+        raise Refusal(f"its tokenizer has token {largest}, its model has {known} tokens: they "
+                      "do not belong together")
     if tokenizer.pad_token_id is None and tokenizer.eos_token_id is None:
-        raise ValueError("its tokenizer has neither an eos token, which ends a response, nor a pad "
-                         'token: name them in tokenizer_config.json ("eos_token")')
+        raise Refusal("its tokenizer has neither an eos token, which ends a response, nor a pad "
+                      'token: name them in tokenizer_config.json ("eos_token")')
 
 
 def check_length(policy, task):
     """Refuse rows that may be longer than those whose log-probs are right."""
     limit = find_max_length(policy)
     if task and limit and task.max_prompt_length + task.max_completion_length > limit:
-        raise ValueError(
+        raise Refusal(
             f"its log-probs are right for rows of at most {limit} tokens: it has a table of so "
             "many positions, or a RoPE that depends on the longest row of a batch; lower "
             f"--max_prompt_length {task.max_prompt_length} or --max_completion_length "
@@ -224,11 +225,11 @@ def check_log_probs(policy, tokenizer):
                 close = error < CLOSE * (1 + expected.abs())              # [B, T]  False for NaN
                 wrong += [] if close.all() else [f"{part} ({name})"]
     except Exception as error:  # the model's own code may raise anything
-        raise ValueError(f"{type(policy).__name__} is not supported: sampling or scoring fails: "
-                         f"{describe(error)}") from error
+        raise Refusal(f"{type(policy).__name__} is not supported: sampling or scoring fails: "
+                      f"{describe(error)}") from error
     if wrong:
-        raise ValueError(f"{type(policy).__name__} is not supported: in padded batches its "
-                         f"log-probs are wrong in {', '.join(wrong)}")
+        raise Refusal(f"{type(policy).__name__} is not supported: in padded batches its "
+                      f"log-probs are wrong in {', '.join(wrong)}")
 
 
 def score_one_by_one(model, rollout):
@@ -248,5 +249,8 @@ def score_one_by_one(model, rollout):
 def check_routers(policy):
     """Refuse a policy with routers of a kind that cannot be recorded."""
     if find_routers(policy):
-        with record_routes(policy):
-            policy(input_ids=torch.tensor([[0, 1]], device=policy.device))
+        try:
+            with record_routes(policy):
+                policy(input_ids=torch.tensor([[0, 1]], device=policy.device))
+        except UnknownRouter as error:
+            raise Refusal(str(error)) from None

@@ -10,15 +10,17 @@ from contextlib import nullcontext
 
 import torch
 
+from plumbing.refusal import Refusal
+
 
 def find_device_type(settings):
-    """"cpu", "cuda" or "mps". Raises ValueError if torch does not find the device."""
+    """"cpu", "cuda" or "mps". Raises Refusal if torch does not find the device."""
     if settings.device == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     backend = {"cuda": torch.cuda, "mps": torch.backends.mps}.get(settings.device)
     if backend and not backend.is_available():
-        raise ValueError(f"--device {settings.device}: torch {torch.__version__} finds no such "
-                         "device on this machine; use --device auto")
+        raise Refusal(f"--device {settings.device}: torch {torch.__version__} finds no such "
+                      "device on this machine; use --device auto")
     return settings.device
 
 
@@ -30,16 +32,16 @@ def has_bfloat16():
 def choose_autocast(settings):
     """{"bf16": ..., "fp16": ...}: these flags of a run, chosen here if they were not given.
 
-    Raises ValueError if both are on, or if the GPU has no bfloat16 arithmetic for --bf16.
+    Raises Refusal if both are on, or if the GPU has no bfloat16 arithmetic for --bf16.
     """
     gpu = find_device_type(settings) == "cuda"
     bf16 = settings.bf16
     fp16 = settings.fp16
     if bf16 and fp16:
-        raise ValueError("--bf16 true and --fp16 true: autocast uses only one format")
+        raise Refusal("--bf16 true and --fp16 true: autocast uses only one format")
     if bf16 and gpu and not has_bfloat16():
-        raise ValueError("--bf16 true: this GPU has no bfloat16 arithmetic; use --fp16, which is "
-                         "the default on such a GPU")
+        raise Refusal("--bf16 true: this GPU has no bfloat16 arithmetic; use --fp16, which is "
+                      "the default on such a GPU")
     wanted = gpu and bool(settings.model_name_or_path)
     if fp16 is None:
         fp16 = wanted and bf16 is None and not has_bfloat16()

@@ -21,22 +21,23 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from plumbing.parallel import devices
+from plumbing.refusal import Refusal
 
 
 def start(settings):
     """Join the other processes if torchrun started several. Returns the device of this process.
 
-    Raises ValueError if the device does not exist or the batch does not divide evenly over the
+    Raises Refusal if the device does not exist or the batch does not divide evenly over the
     processes.
     """
     kind = devices.find_device_type(settings)
     local = int(os.environ.get("LOCAL_RANK", 0))
     cuda = kind == "cuda"
     if cuda and local >= torch.cuda.device_count():
-        raise ValueError(f"process {local} has no GPU of its own ({torch.cuda.device_count()} "
-                         "here): lower --nproc_per_node, or use --device cpu")
+        raise Refusal(f"process {local} has no GPU of its own ({torch.cuda.device_count()} "
+                      "here): lower --nproc_per_node, or use --device cpu")
     if kind == "mps" and "RANK" in os.environ:
-        raise ValueError("--device mps works in one process only: run train.py without torchrun")
+        raise Refusal("--device mps works in one process only: run train.py without torchrun")
     device = torch.device("cuda", local) if cuda else torch.device(kind)
     if cuda:
         torch.cuda.set_device(device)
@@ -48,9 +49,9 @@ def start(settings):
     if "RANK" in os.environ and not dist.is_initialized():
         dist.init_process_group("nccl" if cuda else "gloo")
     if settings.prompts_per_step // settings.steps_per_generation % world():
-        raise ValueError(f"--prompts_per_step {settings.prompts_per_step} / --steps_per_generation "
-                         f"{settings.steps_per_generation} prompts per mini-batch cannot be "
-                         f"divided equally among {world()} processes")
+        raise Refusal(f"--prompts_per_step {settings.prompts_per_step} / --steps_per_generation "
+                      f"{settings.steps_per_generation} prompts per mini-batch cannot be "
+                      f"divided equally among {world()} processes")
     return device
 
 
@@ -94,7 +95,7 @@ def share_reward_components(reward_components):
 
 
 def on_first(call):
-    """Run call() in the first process only. Every process gets its result, or the ValueError or
+    """Run call() in the first process only. Every process gets its result, or the Refusal or
     OSError that it raised."""
     if world() == 1:
         return call()
@@ -102,7 +103,7 @@ def on_first(call):
     if rank() == 0:
         try:
             result = [call()]
-        except (ValueError, OSError) as error:
+        except (Refusal, OSError) as error:
             result = [error]
     dist.broadcast_object_list(result)
     if isinstance(result[0], Exception):

@@ -17,6 +17,7 @@ from plumbing.data.datafiles import Problem, read_rows, to_problems
 from plumbing.data.running_sum import builtin_tokenizer
 from plumbing.data.task import Task, encode_prompt
 from plumbing.data.reward_functions import RewardFunction, in_parallel
+from plumbing.refusal import Refusal
 from tiny_run import jsonl, load_task, metrics, slow, write
 
 GOOD = '{"prompt": "2+2=", "answer": "4"}\n'
@@ -86,11 +87,10 @@ def test_a_bad_file_is_refused_in_one_line_that_names_it(name, tmp_path):
         path.mkdir()
     elif content is not None:
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    error = FileNotFoundError if "no such" in words else ValueError
-    with pytest.raises(error) as refusal:
+    with pytest.raises(Refusal) as refusal:
         load_task(str(path), verifier="exact")
     message = str(refusal.value)
-    assert refusal.type is error and name + words in message
+    assert name + words in message
     assert "\n" not in message and len(message) < 400 + len(str(path))
 
 

@@ -229,7 +229,7 @@ BEFORE = [                                                   # what mine.py hold
 ]
 BEGUN = [
     ("def reward(response, answer):\n    return 1.0 if response == answer else -0.5\n",
-     "--algorithm maxrl", r"a reward is -0.5: scale_rewards mean \(MaxRL\)"),
+     "--algorithm maxrl", r"a reward is -0.5: --scale_rewards mean \(MaxRL\)"),
     *((BATCH.format(returned), "", f"mine.py:reward {words}") for returned, words in {
         "{}['x']": "raised KeyError: 'x'",
         "exit(3)": "raised SystemExit: 3",

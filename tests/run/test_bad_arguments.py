@@ -29,8 +29,8 @@ OUT_OF_RANGE = {
     "at least 0": """save_steps=-1 eval_steps=-1 eval_samples=-1 warmup_steps=-1 stage2_step=-1
         cold_start_steps=-1 seed=-1 max_grad_norm=-1 beta=-1 entropy_coef=-1 overlong_cache=-1
         router_aux_loss_coef=-1""",
-    "above 0": """learning_rate=0 learning_rate=-0.5 cold_start_learning_rate=0 mismatch_high=0
-        dual_clip=0""",
+    "above 0": """learning_rate=0 learning_rate=-0.5 cold_start_learning_rate=0 mismatch_high=0""",
+    "above 1": "dual_clip=0 dual_clip=0.5 dual_clip=1",
     "finite": """temperature=nan temperature=inf temperature=-inf learning_rate=nan
         cold_start_learning_rate=inf mismatch_high=nan dual_clip=inf beta=nan beta=-inf
         overlong_cache=nan epsilon=nan epsilon=inf""",
@@ -78,8 +78,7 @@ REFUSED = {
     "--num_experts_per_tok 9": "--num_experts_per_tok 9 … --num_experts 4",
     # -------------------------------------------------------------------------- the objective
     "--dual_clip 2": "dual_clip … gspo",
-    "--algorithm grpo --dual_clip 0.5": "dual_clip is 0.5 … > 1",
-    "--algorithm sapo --epsilon 0.1": "epsilon is 0.1 … sapo has no clip range",
+    "--algorithm sapo --epsilon 0.1": "--epsilon 0.1 has no effect: sapo has no clip range",
     "--advantage token_credit": "gspo … gspo_token",
     "--advantage gae": "gspo … gspo_token",
     "--kl_estimator k2": "--kl_estimator k2 needs --beta",
