@@ -10,6 +10,7 @@ Functions that score a whole batch at a time are in batch_rewards.py. This file 
 tasks, models or losses.
 """
 
+import contextlib
 import functools
 import importlib.util
 import inspect
@@ -17,8 +18,10 @@ import json
 import logging
 import math
 import os
+import queue
 import random
 import re
+import select
 import signal
 import subprocess
 import sys
@@ -147,7 +150,15 @@ class RewardFunction:
     def start(self):
         worker = subprocess.Popen(
             [sys.executable, "-u", __file__, self.verifier, str(self.time_limit)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
+        worker.replies = queue.SimpleQueue()
+
+        def read():                          # in a thread: the pipe stays open where a process that
+            with worker.stdout:              # the function has started survives the worker
+                for line in worker.stdout:
+                    worker.replies.put(line)
+            worker.replies.put(b"")
+        threading.Thread(target=read, daemon=True).start()
         # once loaded, it reports the names of the function's parameters, or an error
         reply = json.loads(self.ask(worker, None, limit=120) or '"its process ended"')
         if isinstance(reply, str):
@@ -159,24 +170,34 @@ class RewardFunction:
     def ask(self, worker, question, limit):
         """Send a JSON line and return the reply line; b"" if the worker died or was killed after
         `limit` seconds."""
-        timer = threading.Timer(limit, worker.kill)
+        timer = threading.Timer(limit, kill_group, [worker])
         timer.start()
         try:
             worker.stdin.write(json.dumps(question, default=str).encode() + b"\n")
             worker.stdin.flush()
-            return worker.stdout.readline()
-        except OSError:
+            return worker.replies.get(timeout=limit)
+        except (OSError, queue.Empty):
             return b""
         finally:
             timer.cancel()
 
     def end(self, worker):
-        worker.kill()
-        worker.communicate()                                 # closes the pipes, waits for its end
+        kill_group(worker)
+        worker.wait()
+        with contextlib.suppress(OSError):                   # a question that it did not read
+            worker.stdin.close()
 
     def close(self):
         while self.idle:
             self.end(self.idle.pop())
+
+
+def kill_group(worker):
+    """Kill a worker, which leads a process group, with the processes that its function started."""
+    if hasattr(os, "killpg"):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(worker.pid, signal.SIGKILL)
+    worker.kill()
 
 
 def final_answer(answer):
@@ -314,8 +335,22 @@ def guard_rail(event, arguments):
         raise PermissionError(f"a reward function tried {event}")
 
 
+def kill_after_run(time_limit):
+    """Wait until the run has closed the pipe of questions, by its end or its death, and kill this
+    process group a little later, with all that the function has started."""
+    os.dup2(2, 1)                                            # replies are the worker's alone
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    run = select.poll()
+    run.register(0, 0)                                       # reports only that the pipe is closed
+    run.poll()
+    time.sleep(math.ceil(time_limit) + 1)
+    os.killpg(0, signal.SIGKILL)
+
+
 def run_worker(verifier, time_limit):
     """The worker: reads JSON lines [response, answer, row], writes rewards or error texts."""
+    if hasattr(os, "fork") and os.fork() == 0:
+        kill_after_run(time_limit)
     questions = os.fdopen(os.dup(0), encoding="utf-8")
     replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
     # a function that reads or prints, or a program it starts, must not touch questions and replies
@@ -340,15 +375,12 @@ def run_worker(verifier, time_limit):
     questions.readline()                                     # the first message, without a question
     reply(names)
     function = bind_row(function, names)
-    alarm = getattr(signal, "alarm", lambda seconds: None)   # Windows has none
     for line in questions:
         response, answer, row = json.loads(line)
-        alarm(math.ceil(time_limit) + 1)                     # ends this process if the run has died
         try:
             reward = check_reward(function(response, answer, row))
         except BaseException as error:
             reward = f"raised {describe(error)}"
-        alarm(0)
         reply(reward)
 
 

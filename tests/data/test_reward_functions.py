@@ -110,26 +110,74 @@ def gone(pid):
         return True
 
 
+STARTS = {                                                   # a process that outlives the function
+    "Process": "import multiprocessing\n    p = multiprocessing.Process(target=sleep)\n"
+               "    p.start()\n    p.join()",
+    "daemon": "import multiprocessing\n    p = multiprocessing.Process(target=sleep, daemon=True)\n"
+              "    p.start()\n    p.join()",
+    "fork": "import os\n    sleep() if os.fork() == 0 else os._exit(0)",
+    "session": "import os\n    os.fork() or (os.setsid(), sleep())\n    os.wait()",
+    "program": "import subprocess, sys\n"
+               "    subprocess.run([sys.executable, '-c', 'import time; time.sleep(30)'])",
+    "ProcessPoolExecutor": "from concurrent.futures import ProcessPoolExecutor\n"
+                           "    with ProcessPoolExecutor(1) as pool:\n"
+                           "        return pool.submit(sleep).result()"}
+SLEEP = """
+import os, time
+def sleep():
+    with open({path!r}, "w") as file:
+        file.write(str(os.getpid()))
+    time.sleep(30)
+"""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs fork")
+@pytest.mark.parametrize("kind", STARTS)
+def test_a_function_that_starts_a_process_without_an_end_is_killed_with_it(own, kind, tmp_path):
+    """All but a process that has a session of its own, which does not hold up the run either."""
+    path = tmp_path / "pid"
+    check = own(SLEEP.format(path=str(path)) + UNLESS_RIGHT + STARTS[kind], time_limit=2.0)
+    start = time.monotonic()
+    assert check("wrong", "right") == 0.0
+    assert time.monotonic() - start < 10.0
+    assert check("right", "right") == 1.0 and check.errors.total() == 1
+    if kind == "session":
+        os.kill(int(path.read_text()), signal.SIGKILL)
+    elif kind != "program":
+        assert gone_soon(int(path.read_text()))
+
+
+def gone_soon(pid):
+    """Whether a process ends within ten seconds; it is killed if not."""
+    for _ in range(100):
+        if gone(pid):
+            return True
+        time.sleep(0.1)
+    os.kill(pid, signal.SIGKILL)
+    return False
+
+
 @pytest.mark.skipif(os.name != "posix", reason="needs signals")
-def test_workers_do_not_outlive_a_run_that_is_killed(tmp_path):
-    write(tmp_path / "mine.py", "def check(response, answer):\n    while True: pass\n")
+@pytest.mark.parametrize("body", ["while True: pass", STARTS["Process"]])
+def test_workers_do_not_outlive_a_run_that_is_killed(tmp_path, body):
+    path = tmp_path / "pid"
+    write(tmp_path / "mine.py", SLEEP.format(path=str(path)) +
+          f"def check(response, answer):\n    {body}\n")
     code = ("import threading; from plumbing.data.reward_functions import RewardFunction\n"
             f"check = RewardFunction('{tmp_path}/mine.py:check', 1.0); worker = check.idle[0]\n"
             "print(worker.pid, flush=True)\n"
-            "worker.stdin.write(b'[\"\", \"\"]\\n'); worker.stdin.flush()\n"
+            "worker.stdin.write(b'[\"\", \"\", null]\\n'); worker.stdin.flush()\n"
             "threading.Event().wait()")
     run = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE,
                            encoding="utf-8")
-    pid = int(run.stdout.readline())
-    time.sleep(0.2)
+    pids = [int(run.stdout.readline())]
+    time.sleep(1)
+    assert not gone(pids[0])                                 # it waits
+    pids += [int(path.read_text())] if path.exists() else []
+    assert len(pids) == 1 + ("start" in body)
     run.kill()
     run.communicate()
-    for _ in range(100):                                     # its own alarm rings after 2 s
-        if gone(pid):
-            return
-        time.sleep(0.1)
-    os.kill(pid, signal.SIGKILL)
-    pytest.fail("the worker was still running ten seconds after its run was killed")
+    assert all(map(gone_soon, pids))
 
 
 HOSTILE = [
