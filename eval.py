@@ -36,7 +36,7 @@ from plumbing.model.chat import name_ends
 from plumbing.model.policy import load_policy
 from plumbing.parallel.devices import autocast, find_device_type
 from plumbing.engines.samplers import make_sampler
-from plumbing.refusal import Refusal
+from plumbing.refusal import Refusal, refuse_os_errors
 from session.errors import errors_in_one_line
 from session.screen import format_game, format_interval, print_once
 from plumbing.parallel.processes import gather, gathered, share
@@ -184,8 +184,9 @@ def passk(parsed):
         gains = [{key: after[p][key] - before[p][key] for key in after[p]} for p in after]
         report["difference"] = add_intervals(gains, (-1.0, 1.0))
         print_scores("after minus before, problem by problem", report["difference"], "+")
-    Path(options.output).parent.mkdir(parents=True, exist_ok=True)
-    Path(options.output).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    with refuse_os_errors():
+        Path(options.output).parent.mkdir(parents=True, exist_ok=True)
+        Path(options.output).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     print(f"\n{options.output}")
 
 

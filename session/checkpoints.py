@@ -25,7 +25,7 @@ from torch.distributed.checkpoint.state_dict import (
     StateDictOptions, get_optimizer_state_dict, set_model_state_dict, set_optimizer_state_dict)
 
 from plumbing.parallel import processes
-from plumbing.refusal import Refusal
+from plumbing.refusal import Refusal, refuse_os_errors
 
 GATHERED = StateDictOptions(full_state_dict=True, cpu_offload=True)
 NOT_STRICT = replace(GATHERED, strict=False)     # AdamW may have no state yet of some weights
@@ -56,6 +56,7 @@ def append(path, record):
         file.write(json.dumps(record) + "\n")
 
 
+@refuse_os_errors()
 def cut_records(path, step):
     """Drop the lines of a .jsonl file that are later than batch `step`, and a line that a kill has
     cut off, so that a resumed run has every step once."""
@@ -69,7 +70,7 @@ def cut_records(path, step):
 
 @contextmanager
 def name_file_in_errors(path):
-    """Turn an error while writing (disk full, no permission) into one OSError that names the file
+    """Turn an error while writing (disk full, no permission) into one Refusal that names the file
     and the free space: of a full disk torch.save says only "unexpected pos"."""
     try:
         yield
@@ -77,7 +78,7 @@ def name_file_in_errors(path):
         folder = next(folder for folder in path.parents if folder.exists())
         free = f"{shutil.disk_usage(folder).free / 1e6:,.0f} MB are free there"
         reason = " ".join(str(error).split())
-        raise OSError(f"{path} could not be written: {reason} ({free})") from error
+        raise Refusal(f"{path} could not be written: {reason} ({free})") from error
 
 
 # ---------------------------------------------------------------------------------- checkpoints
@@ -284,6 +285,7 @@ def list_checkpoints(run):
     return sorted((int(name[1]), folder) for name, folder in steps if name)
 
 
+@refuse_os_errors()
 def find_newest(run):
     """The folder of the newest checkpoint, None if the run has saved none yet. Raises Refusal if
     a file is missing, or if the checkpoint of a run that has ended is gone."""

@@ -26,7 +26,7 @@ def errors_in_one_line(script="train.py"):
 
     try:
         yield
-    except (Refusal, OSError) as error:
+    except Refusal as error:
         if os.environ.get("GSPO_TRACEBACK"):
             raise
         exit_with(2, error)

@@ -17,7 +17,7 @@ from filelock import FileLock, Timeout
 
 from plumbing.model.adapters import find_base_model, is_adapter
 from plumbing.model.policy import explain_missing
-from plumbing.refusal import Refusal
+from plumbing.refusal import Refusal, refuse_os_errors
 from session.checkpoints import RECORDS, cut_records, list_checkpoints, write_text
 from session.arguments import CALL_FLAGS, flags, format_value, read_run_config
 from plumbing.parallel import processes
@@ -49,6 +49,7 @@ def run_folder(settings):
                     folder.rmdir()
 
 
+@refuse_os_errors()
 def open_run(settings):
     """The run's folder: that of an old run which may be resumed or replaced, or else a new one.
     Raises Refusal as check_folder does."""
@@ -120,6 +121,7 @@ def list_files(folder):
     return [file for file in folder.iterdir() if file.name != LOCK] if folder.is_dir() else []
 
 
+@refuse_os_errors()
 def lock(folder):
     """Lock the folder until release() of the lock that is returned, or until this process ends,
     even if it is killed. Raises Refusal if another process has locked the folder."""
@@ -131,6 +133,7 @@ def lock(folder):
     return held
 
 
+@refuse_os_errors()
 def begin_run(settings, folder, task, step):
     """Delete an old run from the folder if asked to, drop the records after batch `step`, from
     which a resumed run goes on (0: a new run), and write config.json. This is called only after

@@ -7,7 +7,7 @@ import json
 import sys
 
 from plumbing.model.adapters import read_json
-from plumbing.refusal import Refusal
+from plumbing.refusal import Refusal, refuse_os_errors
 from tools import style
 
 CURVES = ("reward", "pass_rate", "clip_low", "clip_high", "log_w_var", "log_s_var", "length",
@@ -48,6 +48,7 @@ def read_summary(folder):
             if f"reward_{when}" in summary]
 
 
+@refuse_os_errors()
 def read_metrics(folder):
     """The records of a run's metrics.jsonl, under the metrics' present names. Raises Refusal if
     there is none."""

@@ -16,7 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from losses import OBJECTIVES
-from plumbing.refusal import Refusal
+from plumbing.refusal import Refusal, refuse_os_errors
 from session.arguments import ALGORITHMS, read_run_config
 from tools.dashboard import read_lines, read_metrics
 
@@ -89,6 +89,7 @@ def digest(text):
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
+@refuse_os_errors()
 def write_page(folders, output=None, largest=None):
     """The page of one run, or of two side by side; view.html in the first one's folder unless
     `output` names a file. largest: in bytes, see make_page. Returns its path."""

@@ -15,7 +15,7 @@ from decimal import Decimal
 from pathlib import Path
 
 from plumbing.data.reward_functions import describe
-from plumbing.refusal import Refusal
+from plumbing.refusal import Refusal, refuse_os_errors
 
 DATA_FILES = (".jsonl", ".json", ".csv", ".parquet")
 PROMPT_COLUMNS = ("prompt", "question", "problem")
@@ -107,6 +107,7 @@ def read_file_or_hub(name):
     return read_hub(name)
 
 
+@refuse_os_errors()
 def read_rows(path):
     """The rows of a data file as (where, row) pairs; `where` names the file and the line.
 

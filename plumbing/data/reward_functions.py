@@ -27,6 +27,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
@@ -220,12 +221,16 @@ def in_parallel(call, *arguments):
 NEED_ROW = {"problem", "data_source", "extra_info"}          # parameters that take it, or a part
 
 
+USER_FILES = set()               # those that load_function has read
+
+
 def load_function(name):
     """The function, or class, that FILE.py:NAME names."""
     path, _, function = name.rpartition(":")
     spec = importlib.util.spec_from_file_location(f"verifier_{Path(path).stem}", path)
     if spec is None:
         raise Refusal(f"{path!r} is not a file of Python")
+    USER_FILES.add(spec.origin)
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module                          # dataclasses look their module up
     folder = str(Path(path).resolve().parent)
@@ -316,8 +321,11 @@ def is_number(value):
 
 
 def describe(error):
-    """An error that a user's code raised, in one line."""
-    return f"{type(error).__name__}: {error}".splitlines()[0][:200]
+    """An error that a user's code raised, in one line, with the line of the user's file."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__)
+              if frame.filename in USER_FILES]
+    where = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {error}".splitlines()[0][:200] + where
 
 
 def guard_rail(event, arguments):

@@ -1,10 +1,12 @@
 """The samplers of a run: plain, fast, over several processes, an inference engine, or a class of
 the user's own. All have the same `sample` method (rollout.Sampler)."""
 
-from functools import lru_cache
+from functools import lru_cache, wraps
 from pathlib import Path
 
-from plumbing.data.reward_functions import load_function
+import torch
+
+from plumbing.data.reward_functions import describe, load_function
 from plumbing.engines.wrapper import Wrapper
 from plumbing.parallel import processes
 from plumbing.refusal import Refusal
@@ -17,18 +19,31 @@ def make_sampler(settings, policy, tokenizer, task, training=False):
     """What samples in rollouts (training) or in evaluations: the class that --sampler names, or the
     built-in one, as the features wrap it."""
     check_stop(tokenizer, task.stop)
-    sampler_class = Sampler if settings.plain else FastSampler
+    given = policy, tokenizer, task.max_completion_length, settings.temperature, task.stop
     if ":" in (settings.sampler or ""):                      # FILE.py:CLASS
-        file = Path(settings.sampler.rpartition(":")[0]).resolve()
-        sampler_class = load_class(settings.sampler, file, file.stat().st_mtime_ns)
-    try:
-        sampler = sampler_class(policy, tokenizer, task.max_completion_length, settings.temperature,
-                       task.stop)
-    except TypeError as error:
-        raise Refusal(f"--sampler {settings.sampler}: {error}") from error
+        name = settings.sampler
+        file = Path(name.rpartition(":")[0]).resolve()
+        sampler_class = load_class(name, file, file.stat().st_mtime_ns)
+        sampler = name_in_errors(f"--sampler {name}: __init__", sampler_class)(*given)
+        sampler.sample = name_in_errors(f"--sampler {name}: sample", sampler.sample)
+    else:
+        sampler = Sampler(*given) if settings.plain else FastSampler(*given)
     for feature in settings.features:
         sampler = feature.wrap_sampler(settings, sampler, training)
     return sampler
+
+
+def name_in_errors(what, call):
+    """The user's function `call`, whose errors become one line about `what`."""
+    @wraps(call)
+    def called(*args, **options):
+        try:
+            return call(*args, **options)
+        except (Refusal, torch.OutOfMemoryError):
+            raise
+        except (Exception, SystemExit) as error:             # whatever the user's file raises
+            raise Refusal(f"{what} raised {describe(error)}") from error
+    return called
 
 
 def check_stop(tokenizer, stop):
@@ -48,7 +63,7 @@ def load_class(name, file, changed):
     try:
         loaded = load_function(name)
     except (Exception, SystemExit) as error:                 # whatever the user's file raises
-        raise Refusal(f"--sampler {name} does not load: {type(error).__name__}: {error}")
+        raise Refusal(f"--sampler {name} does not load: {describe(error)}")
     if not hasattr(loaded, "sample"):
         raise Refusal(f"--sampler {name}: {loaded!r} has no method sample")
     return loaded

@@ -11,7 +11,7 @@ from torch.random import fork_rng, manual_seed
 
 from plumbing.model.copies import merge_adapters
 from plumbing.model.nf4 import round_to_4bit
-from plumbing.refusal import Refusal
+from plumbing.refusal import Refusal, refuse_os_errors
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
@@ -73,6 +73,7 @@ def is_adapter(folder):
     return folder is not None and (Path(folder) / CONFIG).is_file()
 
 
+@refuse_os_errors()
 def read_json(file):
     """What a JSON file holds. Raises Refusal, which names the file."""
     try:

@@ -25,6 +25,7 @@ from moe import TinyMoE
 from plumbing.data import running_sum
 from plumbing.engines.responses import pad_right
 from plumbing.parallel import processes
+from plumbing.refusal import refuse_os_errors
 from plumbing.speed.experts import move_to_device
 from rollout import Rollout, Scorer, left_pad
 from routes import expert_share, load_balancing_loss
@@ -73,6 +74,7 @@ def load_cold_start(settings, task, device):
     return policy, tokenizer
 
 
+@refuse_os_errors()
 def train_cold_start(settings, task, config, tokenizer, device, folder, recipe):
     """Train the tiny MoE and write it to the folder."""
     torch.manual_seed(settings.seed)

@@ -3,6 +3,7 @@ warm-up (cold_start.py)."""
 
 import importlib.util
 import re
+import traceback
 from functools import partial
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from rollout import response_logp, sample
 from routes import UnknownRouter, find_routers, record_routes
 
 SMOLLM2 = Path("checkpoints/SmolLM2-135M-Instruct")         # of the commands in docs/
+ROOT = Path(__file__).resolve().parents[2]
 CLOSE = 1e-3            # largest rounding error of a log-prob, relative to 1 + |log-prob|, in nats
 
 
@@ -225,11 +227,21 @@ def check_log_probs(policy, tokenizer):
                 close = error < CLOSE * (1 + expected.abs())              # [B, T]  False for NaN
                 wrong += [] if close.all() else [f"{part} ({name})"]
     except Exception as error:  # the model's own code may raise anything
+        if raised_here(error):
+            raise
         raise Refusal(f"{type(policy).__name__} is not supported: sampling or scoring fails: "
                       f"{describe(error)}") from error
     if wrong:
         raise Refusal(f"{type(policy).__name__} is not supported: in padded batches its "
                       f"log-probs are wrong in {', '.join(wrong)}")
+
+
+def raised_here(error):
+    """Whether a line of this project raised the error, and not the model's code or an attribute
+    that its output does not have."""
+    file = traceback.extract_tb(error.__traceback__)[-1].filename
+    lacking = type(getattr(error, "obj", None)).__module__.startswith("transformers.")
+    return Path(file).is_relative_to(ROOT) and "site-packages" not in file and not lacking
 
 
 def score_one_by_one(model, rollout):

@@ -95,15 +95,15 @@ def share_reward_components(reward_components):
 
 
 def on_first(call):
-    """Run call() in the first process only. Every process gets its result, or the Refusal or
-    OSError that it raised."""
+    """Run call() in the first process only. Every process gets its result, or the Refusal that it
+    raised."""
     if world() == 1:
         return call()
     result = [None]
     if rank() == 0:
         try:
             result = [call()]
-        except (Refusal, OSError) as error:
+        except Refusal as error:
             result = [error]
     dist.broadcast_object_list(result)
     if isinstance(result[0], Exception):

@@ -72,7 +72,8 @@ def test_the_documented_sampler_ends_at_every_end_token_and_trains_on_no_padding
     ("broken.py:Sampler", "does not load: ZeroDivisionError"),
     ("ends.py:Sampler", "does not load: SystemExit: 3"),
     ("generate", "must be vllm or FILE.py:CLASS"),
-    ("mine.py:Bare", "--sampler mine.py:Bare: Bare.__init__() takes 2 positional arguments but 6"),
+    ("mine.py:Bare", "--sampler mine.py:Bare: __init__ raised TypeError: Bare.__init__() takes 2 "
+     "positional arguments but 6"),
     (f"{GENERATE} --routing_replay rollout", "built-in sampler")])
 def test_what_is_no_sampler_is_refused_in_one_line(line, words, place, refused):
     write("broken.py", "1 / 0\n")

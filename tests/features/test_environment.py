@@ -278,7 +278,7 @@ BAD = {
         "__init__ raised TypeError: .*positional argument.* .for the row",
     f"class Play:\n    role = 'judge'\n{step('pass')}": "role is 'judge'",
     "class Play:\n    def __init__(self, row):\n        row['number']\n    def step(self, text):\n"
-    "        pass\n": "__init__ raised KeyError: 'number' .for the row",
+    "        pass\n": "__init__ raised KeyError: 'number' .mine.py:3. .for the row",
     f"class Play:\n{step('return 1 // 0')}": "step raised ZeroDivisionError.* .for the turn '",
     f"class Play:\n{step('return None')}": "step returned None for the turn",
     f"class Play:\n{step('return text, 1')}": r"step returned \(.*, 1\) for",

@@ -1,10 +1,12 @@
-"""A row, a clip, a statistic or an advantage of one's own that does not fit is refused before the
-cold start. python -m pytest tests/run/test_own_rows.py"""
+"""A row, a clip, a statistic or an advantage of one's own that does not fit is an error before the
+cold start, with a traceback (tests/run/test_tracebacks.py) after a line that names the flag.
+python -m pytest tests/run/test_own_rows.py"""
 
 import pytest
 import torch
 
 import losses
+import train
 from advantages import ADVANTAGES, Advantage
 from plumbing.model import policy
 from session.arguments import parse
@@ -12,14 +14,16 @@ from tiny_run import TINY
 
 
 @pytest.fixture
-def before(refused, monkeypatch):
-    """before(flags): the one line of a run that ends before its cold start, without any tensor."""
+def before(workplace, monkeypatch, capsys):
+    """before(flags): what a run prints that ends before its cold start, and its error."""
     monkeypatch.setattr(policy, "load_cold_start", lambda *_: pytest.fail("the cold start began"))
 
     def run(flags=""):
-        err = refused(flags)
-        assert "torch" not in err and "[2" not in err, err
-        return err
+        with pytest.raises((Exception, SystemExit)) as error:
+            train.main([*TINY, *flags.split()])
+        printed = capsys.readouterr().err
+        assert error.type is not SystemExit or "--advantage" in printed
+        return f"{printed}{error.type.__name__}: {error.value}"
     return run
 
 
@@ -29,14 +33,15 @@ def before(refused, monkeypatch):
 def test_a_clip_that_returns_the_wrong_shape(returned, before, monkeypatch):
     surrogate = losses.token_surrogate
     monkeypatch.setattr(losses, "token_surrogate", lambda *inputs: returned(surrogate(*inputs)))
-    assert ("--algorithm gspo: clip 'min': token_surrogate must return three values for every "
-            "token") in before("--algorithm gspo")
+    said = before("--algorithm gspo")
+    assert "--algorithm gspo fails on two responses" in said
+    assert "clip 'min': token_surrogate must return three values for every token" in said
 
 
 @pytest.mark.parametrize("ratio, high, words", [
     ("tokn", 0.2, "ratio 'tokn' is unknown; known: none, token, "),
     ("token", None, "TypeError: '<' not supported"),
-    (lambda logp, old_logp: logp - old_logp, 0.2, "losses.py line")])
+    (lambda logp, old_logp: logp - old_logp, 0.2, "TypeError: ")])
 def test_a_row_or_a_ratio_that_does_not_fit(ratio, high, words, before, monkeypatch):
     if callable(ratio):
         monkeypatch.setitem(losses.RATIOS, "own", ratio)
@@ -44,15 +49,14 @@ def test_a_row_or_a_ratio_that_does_not_fit(ratio, high, words, before, monkeypa
     row = losses.Objective(ratio, "min", 0.2, high, "sequence-mean")
     monkeypatch.setitem(losses.OBJECTIVES, "gspo", row)
     said = before("--algorithm gspo")
-    assert "--algorithm gspo: " in said and words in said
+    assert "--algorithm gspo fails on " in said and words in said
 
 
 def test_a_statistic_without_an_entry_of_what_it_is_averaged_over(before, monkeypatch):
     stats = losses.ratio_stats
     monkeypatch.setattr(losses, "ratio_stats",
                         lambda *inputs: stats(*inputs) | {"far": torch.tensor(0.0)})
-    assert ("--algorithm gspo: statistic far of policy_loss has no entry in losses.STATISTICS: "
-            "give what") in before()
+    assert "statistic far of policy_loss has no entry in losses.STATISTICS: give" in before()
     monkeypatch.setitem(losses.STATISTICS, "far", "tokens")
     parse(TINY)
 
