@@ -12,7 +12,10 @@ experiments/run.py writes, and from `texts` in the results of benchmarks:
     p steps: GSPO at 0.0002 × 4     Holm's p of a contrast over its family
     table learning                  the rules of a question with their intervals and verdicts
     lost dose                       what each variant loses in its settings
-    verdicts, readme                other tables of docs/evidence.md
+    decided, undecided, map         other tables of docs/evidence.md
+    std steps: Var[log s] at …      the square root of a rule's mean
+    seen learning: against GRPO     the smallest effect that its seeds see
+    seeds learning: against GRPO    their number
 
 A test checks that the pages are what this writes.
 """
@@ -28,10 +31,11 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "experiments")]
 
 from losses import OBJECTIVES                                                        # noqa: E402
-from intervals import REFUTED, in_words                                              # noqa: E402
-from questions import QUESTIONS                                                      # noqa: E402
+from intervals import REFUTED, in_words, smallest_seen                                          # noqa: E402
+from questions import MAP, QUESTIONS                                                      # noqa: E402
 from sentences import SENTENCES                                                      # noqa: E402
 
+UNDECIDED = ("undecided", "not ")           # not run, not finished, not comparable
 TABLE = re.compile(r"<!-- =([^>]+) -->\n\n(?:\|.*\n)+")
 NAME = re.compile(r"\{(.+?)\}")
 
@@ -46,17 +50,25 @@ def texts():
     first, *others = found["league"]
     ratio = OBJECTIVES["grpo"].epsilon / OBJECTIVES["gspo"].epsilon
     numbers = found["numbers"]
-    names = {"verdicts": verdicts(found), "readme": readme(found),
-             "members": str(len(others) + 1),
+    kept = [p for p in found["readme"].values() if p is not None and p < .05]
+    names = {"decided": verdicts(found, True), "undecided": verdicts(found, False),
+             "readme": str(len(found["readme"])), "readme kept": str(len(kept)),
+             "map": regimes(numbers), "members": str(len(others) + 1),
              "members near the first": str(sum(row["near"] for row in others)),
              "samples of the first": f"{first['samples'] / others[-1]['samples']:.1f}",
-             "quotient of epsilons": f"{ratio:.0f}", "unrecorded": unrecorded(found["verdicts"])}
+             "quotient of epsilons": f"{ratio:.0f}"}
     for key, number in numbers.items():
         if number["mean"] is not None:
             question, _, rule = key.partition(": ")
             form = QUESTIONS[question].rules[rule].form
             names[key] = interval(number, form)
+            names[f"seeds {key}"] = number["seeds"]
             names[f"mean {key}"] = signed(form.format(number["mean"]))
+            if int(number["seeds"]) > 1:
+                half = number["high"] - number["mean"]
+                names[f"seen {key}"] = f"{smallest_seen(half, int(number['seeds'])):.2f}"
+            if "Var[log s]" in rule:
+                names[f"std {key}"] = spread(number)
     names |= {f"table {question}": rules(question, numbers) for question in QUESTIONS}
     names |= {f"lost {question}": lost(question, numbers) for question in ("dose", "lags")}
     names |= {f"chosen {key}": rate(setting) for key, setting in found["chosen"].items()}
@@ -89,37 +101,46 @@ def table(head, *rows):
     return "\n".join([line(head), line(["---"] * len(head)), *map(line, rows)]) + "\n"
 
 
-def verdicts(found):
-    """Every question that has a verdict, the number of its first rule with this verdict, and Holm's
-    p over all rows."""
+def verdicts(found, decided):
+    """The questions that are decided, or those that are not, each with the number of its first rule
+    with this verdict, and Holm's p over all of them, or the seeds that it would take."""
     rows = []
     for name, question in QUESTIONS.items():
-        if not question.deciding:
-            continue
         answer = found["verdicts"][name]
+        if not question.deciding or decided == answer["verdict"].startswith(UNDECIDED):
+            continue
         of = {rule: found["numbers"][f"{name}: {rule}"] for rule in question.deciding}
         rule = next((rule for rule in of if of[rule]["verdict"] == answer["verdict"]), [*of][0])
-        rows.append((f"`{name}`", question.claim, question.source,
-                     interval(of[rule], question.rules[rule].form), in_words(answer["verdict"]),
-                     probability(answer["holm"])))
-    return table(("question", "claim", "source", "number", "verdict", "p"), *rows)
+        p = answer["holm"]
+        more = ((in_words(answer["verdict"]) + f", p {probability(p)}" * (p is not None),)
+                if decided else (of[rule]["seeds"], limited(of[rule]["needed"])))
+        rows.append((f"`{name}`", question.claim, interval(of[rule], question.rules[rule].form),
+                     *more, f"{question.rates}, {question.asked}"))
+    last = ("verdict",) if decided else ("seeds", "needed")
+    return table(("question", "claim", "number", *last, "rates, asked"), *rows)
 
 
-def readme(found):
-    """The rules that README's recommendations rest on, with Holm's p over them."""
-    rows = [(*key.split(": ", 1), interval(found["numbers"][key], "{:+.3f}"), probability(p))
-            for key, p in found["readme"].items()]
-    return table(("question", "rule", "difference in pass@1", "p"), *rows)
+def limited(seeds):
+    """A number of seeds that it would take, if that is a number one can think of."""
+    return "–" if seeds is None else "> 1000" if seeds > 1000 else str(seeds)
+
+
+def regimes(numbers):
+    """GSPO and GSPO wide against GRPO, by the spread of log s."""
+    rows = sorted((numbers[var]["mean"], where, spread(numbers[var]),
+                   *(interval(numbers[key], "{:+.3f}") if key else "–" for key in keys))
+                  for where, var, *keys in MAP if numbers[var]["mean"] is not None)
+    return table(("where", "std of log s", "the paper's range − GRPO", "GSPO wide − GRPO"),
+                 *(row[1:] for row in rows))
+
+
+def spread(number):
+    """The standard deviation of log s of a number that is its variance."""
+    return f"{number['mean'] ** .5:.3f}"
 
 
 def probability(p):
-    return "–" if p is None else "< 0.001" if p < 5e-4 else f"{p:.3f}"
-
-
-def unrecorded(verdicts):
-    """The questions whose runs have no machine or versions."""
-    return ", ".join(name for name, answer in verdicts.items()
-                     if answer["runs"] and not answer["recorded"])
+    return "–" if p is None else "<0.001" if p < 5e-4 else f"{p:.3f}"
 
 
 def rules(name, numbers):

@@ -179,8 +179,9 @@ def contrast(question, runs, rule):
 # ------------------------------------------------------------------------------------- verdicts
 
 def judge_rule(question, runs, rule):
-    """dict(mean, low, high, seeds, verdict, p, zero) of a rule, or None without a comparable seed.
-    zero: of a difference, the p of "it is not 0"."""
+    """dict(mean, low, high, seeds, verdict, p, zero, needed) of a rule, or None without a
+    comparable seed. zero: of a difference, the p of "it is not 0". needed: the seeds that an
+    undecided one would take."""
     to = (lambda x: math.log(x) if x > 0 else -math.inf) if rule.factor else float
     back = math.exp if rule.factor else float
     found = contrast(question, runs, rule)
@@ -193,8 +194,11 @@ def judge_rule(question, runs, rule):
               intervals.decide(sample, *bounds, rule.nothing, rule.least))
     middle, low, high = map(back, intervals.interval(sample))
     zero = intervals.p_zero(sample) if " - " in rule.of and len(sample) > 1 else None
+    undecided = answer.startswith("undecided") and len(sample) > 1
+    needed = intervals.seeds_needed(sample, *bounds, rule.nothing) if undecided else None
+    needed = needed and max(needed, rule.least)
     return dict(mean=middle, low=low, high=high, seeds=str(len(sample)), verdict=answer, p=answer.p,
-                zero=zero)
+                zero=zero, needed=needed)
 
 
 def judge(question, runs, lacking):
@@ -206,7 +210,8 @@ def judge(question, runs, lacking):
                f"not finished: {len(runs)} of {len(runs) + lacking} runs" if lacking else
                "not comparable: machine, versions or commit differ" if pair(question, runs, rule)
                else f"no run has the figures of {rule.of}")
-        none = dict(mean=None, seeds="0", verdict=intervals.Verdict(why), p=None, zero=None)
+        none = dict(mean=None, seeds="0", verdict=intervals.Verdict(why), p=None, zero=None,
+                    needed=None)
         found[name] = judge_rule(question, runs, rule) or none
     deciding = [found[name] for name in question.deciding]
     answers = [number["verdict"] for number in deciding]

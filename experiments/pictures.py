@@ -21,7 +21,8 @@ from judging import split_terms                                                 
 from losses import policy_loss                                                       # noqa: E402
 from tools import style                                                              # noqa: E402
 
-SHOWN = ("curves", "guess", "steps", "depth", "reuse", "variance", "clipped_who", "league")
+SHOWN = ("curves", "guess", "depth", "reuse", "variance", "clipped_who", "league",
+         "offpolicy")
 VARIANTS = {"GRPO": (style.ORANGE, "-"), "GSPO": (style.BLUE, "--"),
             "GSPO wide": (style.GREEN, "-."), "GSPO-token, turns": (style.SKY, "-")}
 MARKS = {HELD: ("filled circle: supported", "o", True),
@@ -131,6 +132,34 @@ def learning_curves(name, question, runs):
     axes.legend(loc="lower right", title=thin, title_fontsize=8)
     figure.suptitle(question.asks, x=.01, ha="left", fontsize=10)
     return save(figure, name)
+
+
+def regimes(question, verdict, rows, runs):
+    """Left: the map, GSPO and GSPO wide against GRPO by the spread of log s. rows: (std of log s,
+    GSPO - GRPO, GSPO wide - GRPO), numbers with intervals or None. Then the mean pass rates of the
+    batches of a run with usual steps and of one with large steps."""
+    figure, (left, *others) = style.panels(1, 3, width=9.6, height=3.6)
+    for variant, column, shift in (("GSPO", 1, .97), ("GSPO wide", 2, 1.03)):
+        for row in rows:
+            if number := row[column]:
+                left.plot([row[0] * shift] * 3, [number[key] for key in ("low", "mean", "high")],
+                          "-", color=VARIANTS[variant][0], marker="o", markevery=[1], markersize=4)
+        left.plot([], [], color=VARIANTS[variant][0], label=f"{variant} − GRPO")
+    left.axhline(0, color=style.BLACK, linewidth=.8)
+    left.set(xscale="log")
+    style.label(left, "the map", "std of log s, last mini-batch", "difference, 95 % interval")
+    for axes, setting in zip(others, ("usual steps", "large steps")):
+        for variant, (colour, line) in VARIANTS.items():
+            rates = [run["figures"]["pass_rates"] for (*place, _), run in runs.items()
+                     if place == [variant, setting]]
+            if rates:
+                plot_seeds(axes, range(1, len(rates[0]) + 1), rates, variant, colour, line=line)
+        axes.set(ylim=(0, 1))
+        style.label(axes, setting, "rollout batch", "share of right responses")
+    for axes in (left, others[0]):
+        axes.legend(fontsize=7, loc="best")
+    title(figure, question, verdict)
+    return save(figure, "offpolicy")
 
 
 def variance(question, verdict, points):

@@ -89,6 +89,15 @@ class Question:
     notes: str = ""                  # what the rules need in words
     measure: str = ""                # of measures.py, where a run is not one of train.py
     script: str = "train"            # the module whose main(flags) makes a run
+    asked: str = "before"            # its rules were committed before its first run; "with" its
+    #                                  results; "after": rewritten when there were results
+
+    @property
+    def rates(self):
+        """Whether what decides compares variants at rates of their own, chosen on other seeds."""
+        if self.measure:
+            return "–"
+        return "own" if any("@best" in self.rules[rule].of for rule in self.deciding) else "one"
 
     @property
     def plan(self):
@@ -131,6 +140,7 @@ CHOOSE = range(700, 704)
 FRESH = range(704, 720)
 ABOVE = dict(nothing=EQUAL, least=16)       # above 0: supported; below 0 or equal: contradicted
 BESIDE = dict(nothing=EQUAL, rule=Reported)
+SQUARES = dict(rule=Reported, factor=True, form="{:.2e}")
 
 
 def known(*names):
@@ -161,6 +171,8 @@ LEARNING = Question(
                    ("×10", "the paper's clip range", "GSPO ×10", "GSPO"),
                    ("wide", "the paper's clip range", "GSPO wide", "GSPO"),
                    ("replay", "none", "GRPO replay", "GRPO")), **BESIDE),
+           "wide against GRPO, 16 mini-batches": Reported(
+               "GSPO wide@mb16 0.0004 - GRPO@mb16 0.0004", seeds=OLD_CHOOSE),
            "no clip, large steps": Reported(
                "GSPO no clip@mean rough - GSPO@mean rough", seeds=OLD_CHOOSE),
            "GRPO": Reported("GRPO@best mb4", form="{:.3f}")},
@@ -181,7 +193,8 @@ STEPS = Question(
     rules=each("{0}, mean", "{0}@mean - GRPO@mean", MOE[1:4], **BESIDE)
           | each("{0}, mean without 0.0008 × 16", "{0}@mean others - GRPO@mean others", MOE[1:4],
                  **BESIDE)
-          | each("{0} at {1}", "{0}@{1} - GRPO@{1}", MOE[1:4], STEP_SIZES, **BESIDE),
+          | each("{0} at {1}", "{0}@{1} - GRPO@{1}", MOE[1:4], STEP_SIZES, **BESIDE)
+          | each("Var[log s] at {0}", "GSPO@{0}:log_s_var", STEP_SIZES, **SQUARES),
     notes="""The rules were written for `--epsilon auto`, which was not shown to help and is gone;
         the fixed ranges stood beside it, by the same intervals.""")
 
@@ -190,19 +203,21 @@ STEPS = Question(
 GAIN = "{:+.2f}"
 LARGE = "--learning_rate 0.0006 --steps_per_generation 16"
 COLLAPSE = Question(
+    asked="after",
     claim="GRPO collapses on a mixture of experts because experts flip; routing replay repairs "
           "it; GSPO needs none", source="GSPO §5.3",
     reported="GRPO without routing replay does not converge on a 48-layer MoE, GSPO does",
     regime=f"{TINY}, 16 rollout batches of 128 answers, rate 6e-4, 16 mini-batches",
     flags="--steps 16 --prompts_per_step 16 --plain --eval_prompts 128 --eval_samples 2 "
           "--lr_scheduler_type constant_with_warmup",
-    variants=known("GRPO", "GSPO", "GRPO replay"),
+    variants=known("GRPO", "GSPO", "GRPO replay", "GSPO wide"),
     settings={"MoE": LARGE, "dense": f"{LARGE} --num_experts 1 --num_experts_per_tok 1"},
     parts=(Part("MoE", range(8)), Part("dense", range(8), ("GRPO", "GSPO"))),
     rules={"GSPO prevents it": Rule("GSPO@MoE - GRPO@MoE", form=GAIN),
            "replay repairs it": Rule("GRPO replay@MoE - GRPO@MoE", contradicted=(-inf, .05),
                                     form=GAIN),
            "flips cause it": Rule("GSPO@MoE - GRPO@MoE - GSPO@dense + GRPO@dense", form=GAIN),
+           "GSPO wide against GRPO": Reported("GSPO wide@MoE - GRPO@MoE", form=GAIN),
            **each("{0[0]} collapses, {0[1]}", "{0[0]}@{0[1]}:collapsed",
                   (("GRPO", "MoE"), ("GSPO", "MoE"), ("GRPO replay", "MoE"), ("GRPO", "dense")),
                   rule=Reported, form="{:.0%}")},
@@ -258,6 +273,7 @@ DEPTH = Question(
 # what measures.py measures: one variant, one setting
 ONE = dict(variants={"GSPO": ""}, settings={"run": ""}, seconds=60)
 FLIPS = Question(
+    asked="with",
     claim="Expert flips are what makes token ratios noisy on a mixture of experts",
     source="GSPO §5.3", reported="about 10 % of experts per update in 48 layers",
     regime=f"{TINY}, 12 rollout batches", measure="flips",
@@ -307,6 +323,9 @@ DOSE = Question(
            "the paper's clip range loses more than wide at int4": Rule(
                "GSPO@float32 - GSPO trusted@int4 - GSPO wide@float32 + GSPO wide trusted@int4",
                supported=(.05, inf), contradicted=(-inf, .05)),
+           "wide against GRPO, int3 trusted": Reported(
+               "GSPO wide trusted@int3 - GRPO trusted@int3"),
+           "Var[log s] at int3": Reported("GSPO wide trusted@int3:log_s_var", factor=True),
            **each("lost by {0[0]} at {0[1]}", "{0[0]}@float32 - {0[0]} trusted@{0[1]}",
                   (("GRPO", "int4"), ("GRPO", "int3"), ("GSPO", "int4"), ("GSPO wide", "int3")),
                   rule=Reported)},
@@ -322,6 +341,9 @@ LAGS = Question(
     groups={"old": ("k2", "k8")}, seeds=range(41, 49),
     rules=each("GRPO loses more than {0}", "GRPO@k0 - GRPO@mean old - {0}@k0 + {0}@mean old",
                FIRST[1:])
+          | {"wide against GRPO at staleness 8": Reported("GSPO wide@k8 - GRPO@k8"),
+             "the paper's range against GRPO at staleness 8": Reported("GSPO@k8 - GRPO@k8"),
+             "Var[log s] at staleness 8": Reported("GSPO@k8:log_s_var", factor=True)}
           | each("lost by {1} at staleness {0}", "{1}@k0 - {1}@k{0}", (2, 8), STALE, rule=Reported),
     depends="the clip range",
     notes="""k: how many rollout batches ago the sampler's policy was trained; with 8, nine of the
@@ -392,6 +414,7 @@ LEAGUE = Question(
         on seeds 0 to 3, the best of them on 16 fresh seeds. A rank's interval is a bootstrap over
         these seeds. Hundreds of pairs are compared: a single one is no verdict.""")
 CREDIT = Question(
+    asked="after",
     claim="Advantages per token help where the verifier knows the first wrong step",
     source="GSPO §4.3; blog critique", regime=f"{TINY}, 10 rollout batches",
     flags=f"--steps 10 {EVAL}",
@@ -463,6 +486,7 @@ SMOLLM2_RUN = Question(
 RUN = f"{TINY}, 12 rollout batches"
 TAUGHT_LITTLE = "width 64, 2 layers, three updates off-policy, answers of 7 to {} tokens"
 IDENTITY = Question(
+    asked="with",
     claim="s = PPL_old / PPL_new = exp(ΔH), answer by answer",
     source="Rethinking GSPO, eq. 2 and Table 1",
     reported="mean difference 4.02e-4, largest 1.2e-2", regime=f"{TINY}, 6 rollout batches",
@@ -471,6 +495,7 @@ IDENTITY = Question(
     measure="drift", seeds=range(3),
     notes="The largest difference over answers.", **ONE)
 CLIPPED = Question(
+    asked="with",
     claim="GSPO clips about a hundred times more tokens than GRPO",
     source="GSPO §5.1 and figure 2", reported="15 % against 0.13 %", regime=RUN,
     rules={"30 to 300 times": Rule("GSPO@run:clipped_factor", supported=(30, 300),
@@ -479,6 +504,7 @@ CLIPPED = Question(
            "GRPO's share": Reported("GSPO@run:clipped_grpo", form="{:.2%}")}, measure="drift",
     notes="At every batch of a GSPO run GRPO makes its own updates from the same policy.", **ONE)
 BOUNDED = Question(
+    asked="with",
     claim="Clipping tokens leaves the product of ratios unbounded; clipping s bounds s",
     source="slides; Rethinking GSPO §4.1",
     reported="product anywhere in [0.8^n, 1.2^n]; s directly bounded, Var[s] ≤ ε²", regime=RUN,
@@ -490,6 +516,7 @@ BOUNDED = Question(
         clipped ratios grows with length (slope +0.38) and that of log s falls (−0.56), was
         supported on answers of 7 to 259 tokens.""", **ONE)
 SPREAD = Question(
+    asked="with",
     claim="Ratios spread from the first mini-batch to the fourth", source="GSPO §3",
     reported="later mini-batches are off-policy (no figure)", regime=RUN,
     rules={"0 in the first": Rule("GSPO@run:log_w_var_1", supported=(-inf, 1e-12),
@@ -502,12 +529,14 @@ SPREAD = Question(
     measure="drift", notes="Var[log w] of a mini-batch before its update.", **ONE)
 VARIANCE = Question(
     asks="Is Var[log s] = Var[log w] / L?",
+    asked="with",
     claim="Var[log s] = Var[log w] / L", source="Rethinking GSPO, eq. 19 and §5.3",
     reported="factor 0.00835 at L = 817 by its own variances (printed 0.00436), theory 0.00122",
     regime=TAUGHT_LITTLE.format(997),
     rules={"the exponent of L": Rule("GSPO@run:variance_slope", supported=(-1.25, -.75),
                                      contradicted=None, form="{:.2f}")}, measure="lengths", **ONE)
 SHORT = Question(
+    asked="with",
     claim="A fixed clip range wide enough to clip 15 % clips short answers more than long ones",
     source="open question; FSPO 2509.09177", regime=TAUGHT_LITTLE.format(259),
     rules={"at least 1.5 times as often": Rule("GSPO@run:short_factor", supported=(1.5, inf),
@@ -542,7 +571,9 @@ REUSE = Question(
                  (1, 2, 4), **ABOVE)
           | each("the clip of {0} acts at μ = {1}", "{0}@best μ{1}:clipped", REUSED, (1, 2, 4),
                  supported=(.01, inf), contradicted=(-inf, .01), least=16)
-          | each("{0} at μ = 4 minus μ = 2", "{0}@best μ4 - {0}@best μ2", REUSED, **BESIDE),
+          | each("{0} at μ = 4 minus μ = 2", "{0}@best μ4 - {0}@best μ2", REUSED, **BESIDE)
+          | each("{0} at μ = 4 minus μ = 1, both at 4e-4", "{0}@μ4 0.0004 - {0}@μ1 0.0004", FIRST,
+                 seeds=CHOOSE, rule=Reported),
     decided_by=tuple(GAINS.format(variant, 4) for variant in FIRST),
     notes="""Each variant has its own rate for every μ, of four, by held-out pass@1 at the end on
         seeds 700 to 703; a range that ends at its best is extended once by one rate. Equal samples:
@@ -577,6 +608,7 @@ COUNTING = Question(
                   (("GSPO", "GRPO"), ("GSPO wide", "GRPO"), ("GSPO wide", "GSPO")), nothing=EQUAL),
            **each("the clip of {0} acts", "{0}@run:clipped", (*FIRST, BF16), supported=(.01, inf),
                   contradicted=(-inf, .01), form="{:.1%}", **SOON),
+           "Var[log s]": Reported("GSPO@run:log_s_var", factor=True),
            # 1 if tokens moved independently of each other, L if all moved alike
            "1/L shrinks the spread of log s": Rule(
                "GSPO wide@run:factor_times_length", supported=(.5, 2), contradicted=None,
@@ -757,6 +789,10 @@ TURNS = Question(
            "the gain at the end is larger with the paper's range than with a wide one": Rule(
                "GSPO, turns@default - GSPO@default - GSPO wide, turns@default + GSPO wide@default",
                nothing=EQUAL, least=16),
+           **each("{0[0]} against {0[1]}, one advantage per response",
+                  "{0[0]}@default - {0[1]}@default", (("GSPO wide", "GRPO"), ("GSPO wide", "GSPO"),
+                                                      ("GSPO", "GRPO")), rule=Reported),
+           "Var[log s]": Reported("GSPO@default:log_s_var", factor=True),
            **each("{0}, turns: {1}", "{0}, turns@default:{1}", WAYS, ("after", "to_80"),
                   rule=Reported, form="{:.2f}"),
            **each("{0}: {1}", "{0}@default:{1}", [*WAYS, "GAE"], ("after", "to_80"), rule=Reported,
@@ -855,6 +891,7 @@ OFFPOLICY = Question(
                   "{0}@usual steps - GRPO@usual steps", FIRST[1:], rule=Reported),
            **each("std of log s, {0}, {1}", "{0}@{1}:std_log_s", FIRST, SIZES, rule=Reported,
                   form="{:.4f}"),
+           **each("Var[log s], {0}", "GSPO@{0}:log_s_var", SIZES, **SQUARES),
            **each("clipped of Â ≠ 0, {0}", "{0}@large steps:clip_signal",
                   ("GRPO", "GRPO narrow", "drops by s", "GSPO wide", "GSPO"), rule=Reported,
                   form="{:.3f}")},
@@ -919,14 +956,34 @@ QUESTIONS = {
     "turn_number": TURN_NUMBER, "guess": GUESS, "curves": CURVES,
     "offpolicy": OFFPOLICY, "neighbours": NEIGHBOURS, "epochs": EPOCHS, "group": GROUP}
 
-# The rules that README's recommendations rest on. Each of them is a difference; p, by Holm over
-# them, is that of "it is not 0". README recommends what survives.
+# The differences that README quotes. Each gets a p of "it is not 0", by Holm over them.
 README_RULES = (
-    "league_edge: dapo_paper is ahead of grpo", "learning: against GRPO",
-    "learning: wide against GRPO", "learning: wide against the paper's clip range",
-    *(f"reuse: {GAINS.format(variant, 4)}" for variant in FIRST),
-    "depth: GSPO against GRPO, 2.8e-4", "deep_edge: GSPO is ahead of GRPO",
-    "sixteen: the paper's clip range loses in bfloat16")
+    "steps: GSPO wide at 0.0004 × 4", "steps: GSPO at 0.0004 × 4",
+    "counting: GSPO wide is ahead of GRPO", "offpolicy: wide against GRPO",
+    "offpolicy: the paper's range against GRPO", "epochs: GRPO: μ = 4 minus μ = 1",
+    "epochs: GSPO: μ = 4 minus μ = 1", "reuse: GRPO gains from μ = 4, equal samples",
+    "reuse: GSPO gains from μ = 4, equal samples",
+    "lags: wide against GRPO at staleness 8", "dose: wide against GRPO, int3 trusted",
+    "turns: GSPO wide against GRPO, one advantage per response",
+    "depth: GSPO against GRPO, 2.8e-4", "group: 64 × 4 against 8 × 32")
+# The map of docs/evidence.md: (where, the rule of Var[log s], GSPO - GRPO, GSPO wide - GRPO).
+MAP = (
+    *((f"tiny task, {size}", f"steps: Var[log s] at {size}", f"steps: GSPO at {size}",
+       f"steps: GSPO wide at {size}") for size in STEP_SIZES),
+    *((f"`offpolicy`, {size}", f"offpolicy: Var[log s], {size}", f"offpolicy: {of[0]}",
+       f"offpolicy: {of[1]}") for size, of in (
+        ("usual steps", [f"{name} against GRPO, usual steps" for name in FIRST[1:]]),
+        ("large steps", ("the paper's range against GRPO", "wide against GRPO")))),
+    ("a game of four turns", "turns: Var[log s]",
+     "turns: GSPO against GRPO, one advantage per response",
+     "turns: GSPO wide against GRPO, one advantage per response"),
+    ("SmolLM2 counts (reward)", "counting: Var[log s]", "counting: GSPO is ahead of GRPO",
+     "counting: GSPO wide is ahead of GRPO"),
+    ("samples 8 batches old", "lags: Var[log s] at staleness 8",
+     "lags: the paper's range against GRPO at staleness 8",
+     "lags: wide against GRPO at staleness 8"),
+    ("int3 sampler, trusted", "dose: Var[log s] at int3", None,
+     "dose: wide against GRPO, int3 trusted"))
 FAMILIES = {                       # of differences that one p by Holm covers
     "readme": README_RULES,
     "steps": tuple(f"steps: {rule}" for rule in STEPS.rules if " at " in rule),

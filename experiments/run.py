@@ -45,7 +45,7 @@ import intervals                                                                
 import judging                                                                       # noqa: E402
 import pictures                                                                      # noqa: E402
 from judging import choose_best, list_choices, read, values                          # noqa: E402
-from questions import FIRST, FAMILIES, QUESTIONS                                               # noqa: E402
+from questions import FAMILIES, FIRST, MAP, QUESTIONS                                # noqa: E402
 from session.arguments import parse                                                  # noqa: E402
 from tools.commands import exit_on_broken_pipe                                       # noqa: E402
 
@@ -296,9 +296,20 @@ def draw(name, question, runs):
         return pictures.learning_curves(name, question, runs)
     if name == "clipped_who":
         return pictures.by_pass_rate(question, verdict, runs)
+    if name == "offpolicy":
+        return pictures.regimes(question, verdict, place_on_map(), runs)
     if name == "league":
         return pictures.league(question, verdict, judging.tabulate_league(question, runs))
     return pictures.forest(name, question, found, verdict)
+
+
+def place_on_map():
+    """[(std of log s, GSPO - GRPO, GSPO wide - GRPO)] of the rows of questions.MAP with numbers."""
+    numbers = {f"{name}: {rule}": number for name in {key.split(":")[0] for _, key, *_ in MAP}
+               for rule, number in judged(QUESTIONS[name], read(name))[0].items()}
+    return [(math.sqrt(numbers[var]["mean"]),
+             *(numbers[key] if key and numbers[key]["mean"] is not None else None for key in keys))
+            for _, var, *keys in MAP if numbers[var]["mean"] is not None]
 
 
 def curves(question, runs):

@@ -13,12 +13,13 @@ To the held-out prompt {first prompt} the policy answers {first before} before t
 after} after it; pass@1, the share of right responses, goes from {mean default: before} to **{mean
 default: after}** (3 seeds).
 
-scores best, {mean league_edge: dapo_paper is ahead of grpo} over GRPO, but draws {samples of the
-first} times as many samples; of the {members} compared, {members near the first} others are
+wide is level, {steps: GSPO wide at 0.0004 × 4}; the paper's range is below, {steps: GSPO at 0.0004
+× 4}. SmolLM2, 55 tokens: wide {counting: GSPO wide is ahead of GRPO}.
 
-it ends {mean learning: wide against the paper's clip range} higher than the paper's range
+samples 8 batches old {lags: wide against GRPO at staleness 8}, an int3 sampler {dose: wide against
+GRPO, int3 trusted}.
 
-difference at 48 layers ({depth: GSPO against GRPO, 2.8e-4}).
+at 4 mini-batches, {depth: GSPO against GRPO, 2.8e-4}.
 
 CPU: pass@1 {mean smollm2: before} to {mean smollm2: after} in {mean smollm2: seconds} s
 
@@ -80,67 +81,51 @@ turn_number: GSPO wide: gain at 2 turns} to {mean turn_number: GSPO wide: gain a
 16 mini-batches R3 − R2 is {replay: bfloat16 mb16: R3 is ahead of R2}, undecided. Neither
 
 median |log s| is {clipped_who: GSPO: |log s| is larger} times as large with GSPO, {clipped_who:
-GSPO wide: |log s| is larger} times with GSPO wide, and with GRPO their median |log w| {clipped_who:
-GRPO: |log w| is larger} times, undecided. Their tokens are clipped {clipped_who: GRPO: clipped more
-often} times as often with GRPO, {clipped_who: GSPO: clipped more often} with GSPO; with
+GSPO wide: |log s| is larger} with GSPO wide; their tokens are clipped {clipped_who: GRPO: clipped
+more often} times as often with GRPO, {clipped_who: GSPO: clipped more often} with GSPO. GRPO's
 
 per response: GSPO wide {turns: GSPO wide: more games won at the end}, GRPO {turns: GRPO: more games
-won at the end}, GSPO with the paper's range {turns: GSPO: more games won at the end}. The last gain
-is larger by {turns: the gain at the end is larger with the paper's range than with a wide one} than
+won at the end}, GSPO with the paper's range {turns: GSPO: more games won at the end}. The slower
 
-clip range, by {length: LUSPO ends longer than GSPO with its range} tokens. That GSPO shortens
-responses is undecided ({length: GSPO ends shorter than it began}). pass@1
+clip range, by {length: LUSPO ends longer than GSPO with its range} tokens, but at another
+rate
 
-Of {members} algorithms, each at its best rate and clip range, `dapo_paper` has the highest mean:
-{league_edge: dapo_paper is ahead of grpo} above GRPO, from {samples of the first} times its
-samples; {members near the first} others do
+That GSPO shortens responses is undecided ({length: GSPO ends shorter than it began}). pass@1
 
-GSPO wide is not shown to differ from GRPO ({learning: wide against GRPO}).
+too (`learning`: {learning: wide against GRPO}); ahead of
 
-GSPO wide ends {mean learning: wide against the paper's clip range} above the paper's range
+undecided, {learning: against GRPO}, because GRPO itself broke
 
-tokens it is ahead by {counting: GSPO wide is ahead of GSPO} in reward (8 seeds
+is no worse than 1: GRPO {reuse: GRPO gains from μ = 4, equal samples}, GSPO
+{reuse: GSPO gains from μ = 4, equal samples}, wide
+{reuse: GSPO wide gains from μ = 4, equal samples}.
 
-About {chosen learning: GRPO, mb4} for 4 layers, with GRPO as with GSPO;
-{chosen deep_edge: GRPO} for 48.
+the same rate, 4e-4, GRPO loses {reuse: GRPO at μ = 4 minus μ = 1, both at 4e-4} on four seeds
 
-GSPO wide ends {steps: GSPO wide at 0.0008 × 16} above GRPO: exploratory, one of 18 contrasts,
-Holm's p {p steps: GSPO wide at 0.0008 × 16}.
+mixed lengths {short: at least 1.5 times as often} times as often
 
-GRPO gained {reuse: GRPO gains from μ = 4, equal samples}, GSPO
-{reuse: GSPO gains from μ = 4, equal samples}, GSPO wide
-{reuse: GSPO wide gains from μ = 4, equal samples}. No variant
+GSPO ends above GRPO, {collapse: GSPO prevents it}, GSPO wide {collapse: GSPO wide against GRPO}
+(recorded)
 
-by 4 instead of 2 (GRPO: {reuse: GRPO at μ = 4 minus μ = 2}).
+wide is {turns: GSPO wide against GSPO, one advantage per response} above the paper's
 
-without it pass@1 changes by {mean learning: no clip, large steps} at large steps
+the root mean square is {clipped_who: GRPO: log_w_rms} times as large
 
-no difference at 48 layers ({depth: GSPO against GRPO, 2.8e-4}; replay
-{depth: GRPO replay against GRPO, 2.8e-4}).
+GSPO wide ends {learning: wide against the paper's clip range} above the paper's range. Without its
+clip GSPO loses {mean learning: no clip, large steps} at large steps (4 seeds
 
-GSPO ends {collapse: GSPO prevents it} above GRPO: exploratory
+`dapo_paper` is {league_edge: dapo_paper is ahead of grpo} ahead with
 
-whose loss is {mean dose: wide loses less than 0.05 at int4}. Otherwise
+none is ahead of GRPO: GSPO {depth: GSPO against GRPO, 2.8e-4}, replay
+{depth: GRPO replay against GRPO, 2.8e-4} (4
 
-8 batches of staleness cost GSPO wide {mean lags: lost by GSPO wide at staleness 8}, GRPO
-{mean lags: lost by GRPO at staleness 8}.
-
-no loss was seen ({mean sixteen: the paper's clip range loses in bfloat16}, undecided)
-
-for these questions it cannot be checked: {unrecorded}. **Your
+float32 − bfloat16 {sixteen: the paper's clip range loses in bfloat16}, undecided)
 
 the paper's range clips {mean counting: the clip of GSPO acts} of the tokens, GSPO wide
 {mean counting: the clip of GSPO wide acts}, GRPO {mean counting: the clip of GRPO acts}.
 
-over six step sizes GSPO wide is on average {steps: GSPO wide, mean} above GRPO, but that rests on
-one of them; without it the mean is {steps: GSPO wide, mean without 0.0008 × 16}.
-
-GSPO with the paper's range is {learning: against GRPO} from GRPO and {learning: against GRPO with
-replay} from GRPO with replay; replay adds {learning: replay against none} to GRPO.
-
-seeds: `dapo_paper` is {league: the first against GRPO} ahead.
-
-to choose and stays at {chosen league_edge: rloo}. PPO
+the paper's range is {learning: against GRPO with replay} from GRPO with replay; replay adds
+{learning: replay against none} to GRPO.
 
 at its best (`ppo`) ends {ppo: PPO equals GRPO or is ahead} from GRPO.
 
@@ -151,7 +136,7 @@ GSPO is {deep_edge: GSPO is ahead of GRPO} from it; GSPO's best rate, {chosen de
 the largest
 
 at 6e-4) {mean collapse: GRPO collapses, MoE} of GRPO's runs collapse,
-{mean collapse: GSPO collapses, MoE} of GSPO's;
+{mean collapse: GSPO collapses, MoE} of GSPO's.
 """,
 "docs/family.md": """
 teacher minus reward {distilled: the teacher alone}, both minus reward {distilled: teacher and

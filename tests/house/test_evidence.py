@@ -4,6 +4,7 @@ what the table says. python -m pytest tests/house/test_evidence.py"""
 import json
 import math
 import re
+import statistics
 import sys
 from dataclasses import replace
 from itertools import product
@@ -14,6 +15,7 @@ from documents import DOCUMENTS, ROOT
 from tiny_run import TINY, read_json, write
 
 sys.path.insert(0, str(ROOT / "experiments"))                # as when run.py is the script
+import dropped  # noqa: E402
 import fill  # noqa: E402
 import intervals  # noqa: E402
 import judging  # noqa: E402
@@ -24,6 +26,7 @@ from session.arguments import parse  # noqa: E402
 from questions import QUESTIONS, README_RULES, Part, Question, Rule, rates  # noqa: E402
 
 UP = [.10, .11, .12, .10, .11, .12, .10, .11]
+WIDE_AND_SMALL = [.02 + .05 * (7 / 8) ** .5 * sign for sign in [1, -1] * 4]   # mean .02, std .05
 WIDE = [.5, -.4, .3, -.1, .6, -.2, .4, -.3]
 
 
@@ -75,6 +78,11 @@ def test_every_claim_keeps_its_line():
         assert not question.deciding or f"| {claim} |" in page
 
 
+def flags_of_train(command):
+    """The flags of a command without the one of experiments/dropped.py."""
+    return [word for word in command.split() if word != dropped.FLAG]
+
+
 @pytest.mark.parametrize("name", [name for name in QUESTIONS if not QUESTIONS[name].measure])
 def test_a_recorded_command_is_that_of_the_table_and_is_accepted(name):
     question, seen = QUESTIONS[name], 0
@@ -83,10 +91,10 @@ def test_a_recorded_command_is_that_of_the_table_and_is_accepted(name):
         command = made.get("command")
         if not command or "not_repeatable" in made or re.search("teacher|checkpoints/", command):
             continue
-        settings = parse(command.split())
+        settings = parse(flags_of_train(command))
         known = variant in question.variants and question.list_settings(variant) | question.further
         if known and setting in known:
-            planned = parse(run.command(question, variant, setting, made["seed"]).split())
+            planned = parse(flags_of_train(run.command(question, variant, setting, made["seed"])))
             for key, value in vars(planned).items():
                 skipped = key in ("explicit_flags", "sampler_dtype")
                 assert skipped or getattr(settings, key) == value, key
@@ -121,6 +129,18 @@ def test_every_run_that_a_plan_asks_for_is_a_command(name):
 def test_a_verdict_needs_enough_seeds_and_an_interval_that_clears_the_bound(
         values, ranges, more, verdict):
     assert intervals.decide(values, *ranges, **more) == verdict
+
+
+def test_the_seeds_that_a_claim_would_take_decide_it_four_times_in_five():
+    draw = statistics.NormalDist(.02, .05).samples
+    n = intervals.seeds_needed(WIDE_AND_SMALL, (0, math.inf), (-math.inf, 0))
+    decided = [intervals.decide(draw(n, seed=i), (0, math.inf), (-math.inf, 0)) == "held"
+               for i in range(400)]
+    assert 48 <= n <= 56 and .74 < sum(decided) / 400 < .88
+    assert intervals.seeds_needed([.04, .02, .03], (.05, 1), (-1, .02)) is None, "lies between"
+    half = intervals.interval(WIDE_AND_SMALL)[2] - .02
+    assert intervals.smallest_seen(half, 8) == pytest.approx(
+        (2.365 + .84) * .05 / 8 ** .5, rel=1e-3)
 
 
 def test_an_exact_rule_asks_every_value():
