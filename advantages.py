@@ -174,7 +174,8 @@ def turn_returns(turn_rewards, mask, group_size, scale="group", eps=1e-6):
 
     turn_rewards [B, T]: the reward of each turn at its last token. scale: "group": divide by the
     std over the responses of the group that reached the turn. "batch": over all that did.
-    "none": do not divide."""
+    "none": do not divide. Division by the std biases the expected gradient, as in
+    group_advantages, and can turn its sign (docs/corrections.md 19)."""
     if scale not in ("group", "batch", "none"):
         raise ValueError(f"scale {scale!r}: turn_returns takes group, batch or none")
     check_per_token(mask, turn_rewards=turn_rewards)
@@ -193,6 +194,24 @@ def turn_returns(turn_rewards, mask, group_size, scale="group", eps=1e-6):
         if scale != "none":
             centered = centered / (std + eps).masked_fill(std == 0, 1.0)         # [B]
         advantages = torch.where(turns == k, centered[:, None], advantages)      # [B, T]
+    return advantages
+
+
+def turn_leave_one_out(turn_rewards, mask, group_size):
+    """As turn_returns, but minus the mean of the *other* responses that reached the turn, and not
+    divided: [B, T]. A turn that only one response reached keeps its return. The expected gradient
+    of Σ_t Â_t log π is then exactly that of the expected return, at every turn, also where
+    responses end early: the returns of the others do not depend on what this one did there. The
+    weights 1/|y| of a reduction and the clip still change it."""
+    turns = turn_numbers(mask)                                                   # [B, T]
+    advantages = turn_returns(turn_rewards, mask, group_size, "none")            # [B, T]
+    for k, returns in enumerate(sum_later_rewards(turn_rewards, turns).T):       # [B]
+        count = (~returns.isnan()).view(-1, group_size).sum(-1)                  # [prompts]
+        count = count.repeat_interleave(group_size)[:, None]                     # [B, 1]
+        alone = (turns == k) & (count == 1)                                      # [B, T]
+        scaled = advantages * count / (count - 1).clamp(min=1)                   # [B, T]
+        advantages = torch.where(turns == k, scaled, advantages)                 # [B, T]
+        advantages = torch.where(alone, returns[:, None], advantages)            # [B, T]
     return advantages
 
 
@@ -288,6 +307,7 @@ ADVANTAGES = {
     "reinforce_plus_plus": Advantage(reinforce_plus_plus, "token"),
     "reinforce_plus_plus_baseline": Advantage(reinforce_plus_plus_baseline, "token"),
     "turn_returns": Advantage(turn_returns, "token"),
+    "turn_leave_one_out": Advantage(turn_leave_one_out, "token"),
     "gae": Advantage(gae_advantages, "token"),
     "token_credit": Advantage(token_credit, "token"),
     "distillation": Advantage(distillation, "token"),

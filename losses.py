@@ -291,7 +291,8 @@ def signal_stats(logp, old_logp, A, mask, low, high, of):
     below = above = torch.zeros_like(signal)                                     # [B]
     if low is not None and of != "π - μ":
         x = log_s if of == "log w" else log_s.exp()                              # [B]
-        below, above = x < low, x > high
+        below = x < low                                                          # [B]
+        above = x > high                                                         # [B]
     count = signal.sum().clamp(min=1)
     mean = lambda x: (x * signal).sum() / count                                  # []
     center = mean(log_s)

@@ -33,7 +33,8 @@ def token_surrogate(clip, ratio, A, logp, old_logp, mask, low, high, constants):
 
 
 def main(argv):
-    if FLAG not in argv:
+    by_s = "--drop_by_s" in argv
+    if not by_s:
         return train.main(argv)
     row = replace(losses.OBJECTIVES["grpo"], clip="drop by s")
     with mock.patch.dict(losses.OBJECTIVES, grpo=row), \

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from advantages import (as_decimals, estimate_advantages, gae, group_advantages, has_signal,
-                        token_rewards, turn_returns)
+                        token_rewards, turn_leave_one_out, turn_returns)
 from ratios import turn_numbers
 import reference
 
@@ -177,3 +177,54 @@ def test_the_expected_gradient_of_continue_over_all_groups_of_three(estimator, e
         gradient = sum(a * b for a, b in zip(A[:, 0].tolist(), score)) / G
         total += math.prod(PROBABILITY[i] for i in outcome) * gradient
     assert total * G / (G - 1) == pytest.approx(expected, abs=1e-9)
+
+
+# A tree: {outcome: [(action, reward) of each turn]}; an action is 1 (go on, win) or 0, its logit
+# that of the turn.
+SHORT = ((.5, .25), [[(0, .2)], [(1, 0), (1, 1)], [(1, 0), (0, 0)]])
+THREE = ((.6, .5, .3), [[(0, .6)], [(1, .3), (0, -.1)], [(1, .3), (1, 0), (1, 1)],
+                        [(1, .3), (1, 0), (0, .2)]])
+
+
+def expected_gradient(tree, G, estimator):
+    """[turns]: the expected Σ_i Â_ik d log π_ik / d logit_k / G over all groups of G responses."""
+    likely, outcomes = tree
+    chance = [math.prod(p if action else 1 - p for p, (action, _) in zip(likely, outcome))
+              for outcome in outcomes]
+    groups = list(itertools.product(range(len(outcomes)), repeat=G))
+    given, mask = conversation(*([r for _, r in outcomes[i]] for group in groups for i in group))
+    A, turns = estimator(given, mask, G), turn_numbers(mask)                         # [B, T] each
+    A = A if A.dim() == 2 else A[:, None] * mask                                     # [B, T]
+    at = [torch.where(turns == k, A, 0).amax(-1) + torch.where(turns == k, A, 0).amin(-1)
+          for k in range(len(likely))]                                               # [B] each
+    return [sum(math.prod(chance[i] for i in group)
+                * sum(at[k][n * G + j].item() * (outcomes[i][k][0] - p)
+                      for j, i in enumerate(group) if len(outcomes[i]) > k)
+                for n, group in enumerate(groups)) / G for k, p in enumerate(likely)]
+
+
+def exact_gradient(tree):
+    """[turns]: d J / d logit_k, by autograd of the expected return J."""
+    logits = torch.tensor(tree[0], dtype=torch.float64).logit().requires_grad_()
+    p = logits.sigmoid()
+    J = sum(math.prod(p[k] if action else 1 - p[k] for k, (action, _) in enumerate(outcome))
+            * sum(reward for _, reward in outcome) for outcome in tree[1])
+    return torch.autograd.grad(J, logits)[0].tolist()
+
+
+@pytest.mark.parametrize("G", [2, 3, 4])
+@pytest.mark.parametrize("tree", [SHORT, THREE], ids=["two turns", "three turns"])
+def test_leaving_one_out_is_unbiased_at_every_turn_where_responses_end_early(tree, G):
+    exact = exact_gradient(tree)
+    assert expected_gradient(tree, G, turn_leave_one_out) == pytest.approx(exact, abs=1e-12)
+    mean = expected_gradient(tree, G, lambda *of: turn_returns(*of, "none"))
+    shares = [x / y for x, y in zip(mean, exact)]
+    assert shares[0] == pytest.approx((G - 1) / G) and max(shares[1:]) < shares[0] - .01
+
+
+def test_division_by_the_std_can_turn_the_sign():
+    """Of turn_returns and of group_advantages alike."""
+    assert exact_gradient(SHORT)[0] == pytest.approx(.0125)
+    for estimator in (turn_returns, lambda given, mask, G: group_advantages(given.sum(-1), G)):
+        found = expected_gradient(SHORT, 4, estimator)[0]
+        assert found == pytest.approx(-.151, abs=5e-4)
