@@ -182,7 +182,7 @@ class Core:
 
     steps: int = flag(50, "number of rollout batches; a resumed run can be given more",
                       section="the rollout batch", at_least=1,
-                      also="num_train_epochs num_epochs max_steps iterations total_steps "
+                      also="num_train_epochs num_epochs epochs max_steps iterations total_steps "
                            "total_episodes")
     prompts_per_step: int = flag(32, "prompts per rollout batch", at_least=1, fixed=True,
                                  also="batch_size bs train_batch_size rollout_batch_size "
@@ -360,6 +360,14 @@ SHALLOW = 4     # layers of the tiny MoE up to which the fields' own defaults ho
 # What to do instead of a flag of TRL, or of one that train.py had until lately.
 INSTEAD = {
     "logging_steps": "it is not needed: every rollout batch is logged",
+    "logging_strategy": "it is not needed: every rollout batch is logged",
+    "log_completions": "it is not needed: samples.jsonl has responses of every rollout batch",
+    "adam_beta1": "it is 0.9 in every run",
+    "adam_beta2": "it is 0.95 in every run",
+    "dtype": "weights are float32; --bf16 and --fp16 set the arithmetic",
+    "torch_dtype": "weights are float32; --bf16 and --fp16 set the arithmetic",
+    "generation_batch_size": "it is --prompts_per_step times --num_generations",
+    "max_tool_calling_iterations": "write --max_turns, which counts all turns of a response",
     "tool": "write it as an --environment FILE.py:CLASS (docs/data.md#an-environment)",
 }
 
@@ -442,9 +450,10 @@ def convert_layer(values):
     """{flag: value of its type} of {flag: value}. Raises Refusal for an unknown flag, and as
     `convert` does."""
     known = {f.name: f for f in flags()}
-    for name in values:
-        if name not in known:
-            raise Refusal(f"unknown argument --{name}{suggest_flag(f'--{name}')}")
+    unknown = [f"unknown argument --{name}{suggest_flag(f'--{name}')}"
+               for name in values if name not in known]
+    if unknown:                                              # all of them at once
+        raise Refusal("; ".join(unknown))
     return {name: convert(known[name], value) for name, value in values.items()}
 
 
@@ -454,6 +463,8 @@ def convert(f, value):
     flag."""
     if get_origin(f.type) is list:
         return [convert_one(f, one) for one in (value if isinstance(value, list) else [value])]
+    if isinstance(value, list) and len(value) == 1:          # TRL's report_to: [wandb]
+        value, = value
     return convert_one(f, value)
 
 
@@ -503,7 +514,8 @@ def read_run_config(folder):
         if "arguments" in config:                            # of a run before the two had names
             config |= {"settings": config["given"], "resolved": config["arguments"]}
         steps = config["resolved"]["steps"]
-        return config if isinstance(config["settings"], dict) and type(steps) is int else {}
+        valid = isinstance(config["settings"], dict) and type(steps) is int
+        return config if valid and isinstance(config.get("changes", []), list) else {}
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return {}
 
@@ -571,7 +583,7 @@ def suggest_flag(word):
     name = word.split("=")[0].lstrip("-").lower().replace("-", "_")
     if name in INSTEAD:
         return f": {INSTEAD[name]}"
-    meant = suggest(f"--{name}", [f"--{f.name}" for f in flags()])
+    meant = suggest(name, [f.name for f in flags()]).replace("mean ", "mean --")
     for f in flags():
         for other in f.metadata.get("also", "").split():
             theirs, equals, value = other.partition("=")

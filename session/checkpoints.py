@@ -14,7 +14,7 @@ import re
 import shutil
 import signal
 import time
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from zipfile import is_zipfile
 
@@ -220,20 +220,25 @@ def apply_optimizer_flags(learner):
 
 
 def stop_on_signals(learner):
-    """After Ctrl-C or SIGTERM the run completes its rollout batch and saves; a second signal stops
-    it immediately. Returns a function: whether any process of the run has received a signal."""
+    """After Ctrl-C, SIGTERM or SIGHUP the run completes its rollout batch and saves; a second
+    signal stops it immediately. Returns a function: whether any process of the run has received a
+    signal."""
     caught = []
 
     def handle(number, frame):
         if caught and time.monotonic() - caught[0] > 2:      # torchrun repeats a signal immediately
             raise KeyboardInterrupt
         if not caught and processes.rank() == 0:             # print could be interrupted in itself
-            os.write(1, b"\nstopping after this rollout batch, which will be saved (press again "
-                        b"to stop immediately, without saving it)\n")
+            with suppress(OSError):                          # SIGHUP: the terminal is gone
+                os.write(1, b"\nstopping after this rollout batch, which will be saved (press "
+                            b"again to stop immediately, without saving it)\n")
         caught.append(time.monotonic())
 
     signal.signal(signal.SIGINT, handle)
     signal.signal(signal.SIGTERM, handle)
+    hang_up = getattr(signal, "SIGHUP", None)                # Windows has none
+    if hang_up and signal.getsignal(hang_up) is not signal.SIG_IGN:      # nohup ignores it
+        signal.signal(hang_up, handle)
     return lambda: any(learner.gather([bool(caught)]))
 
 
@@ -252,7 +257,8 @@ def save(run, policy, tokenizer, state):
             tokenizer.save_pretrained(partial)
             torch.save(state, partial / STATE)
             for file in partial.iterdir():                   # safetensors: for the owner alone
-                shutil.copymode(partial / "config.json", file)
+                with suppress(OSError):                      # a file system without modes
+                    shutil.copymode(partial / "config.json", file)
             for path in [*run.glob("*.jsonl"), *partial.iterdir(), partial]:
                 sync(path)                                   # on the disk before the rename
             os.rename(partial, folder)                       # fails if there is one already
@@ -270,11 +276,12 @@ def sync(path):
     folder = path.is_dir()
     if folder and not hasattr(os, "O_DIRECTORY"):
         return
-    number = os.open(path, os.O_RDONLY if folder else os.O_RDWR)
-    try:
-        os.fsync(number)
-    finally:
-        os.close(number)
+    with suppress(OSError) if folder else nullcontext():     # some file systems refuse a folder
+        number = os.open(path, os.O_RDONLY if folder else os.O_RDWR)
+        try:
+            os.fsync(number)
+        finally:
+            os.close(number)
 
 
 def list_checkpoints(run):

@@ -146,6 +146,9 @@ def begin_run(settings, folder, task, step):
     for old in list_results(folder) if settings.overwrite_output_dir else ():
         shutil.rmtree(old) if old.is_dir() and not old.is_symlink() else old.unlink(missing_ok=True)
     run = read_run_config(folder) if settings.resume else {}
+    if step and not (folder / "metrics.jsonl").exists():
+        raise Refusal(f"--resume: {folder}/metrics.jsonl is gone: put it back, or start a new run "
+                      "from a checkpoint (--model_name_or_path)")
     for path in [folder / name for name in RECORDS if (folder / name).exists()]:
         cut_records(path, step)
     resolved = {f.name: getattr(settings, f.name) for f in flags() if f.name not in CALL_FLAGS}

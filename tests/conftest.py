@@ -86,7 +86,8 @@ def workplace(cold_start, tmp_path, monkeypatch):
     """The current folder, empty but for the cold start. Signal handlers are put back afterwards."""
     link(cold_start, tmp_path)
     monkeypatch.chdir(tmp_path)
-    handlers = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)}
+    handlers = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM,
+                                                getattr(signal, "SIGHUP", signal.SIGTERM))}
     yield tmp_path
     os.chdir(ROOT)                               # pytest deletes the folder of a test that passed
     for number, handler in handlers.items():

@@ -131,15 +131,26 @@ def read_rows(path):
     rows = []
     try:
         if text.lstrip().startswith("["):                    # one JSON list of objects
-            return [(f"{path} row {i}", row) for i, row in enumerate(json.loads(text), 1)]
+            return [(f"{path} row {i}", row) for i, row in enumerate(read_json(text), 1)]
         for number, line in enumerate(text.split("\n"), 1):
             if line.strip():
-                rows.append((f"{path} line {number}", json.loads(line)))
+                rows.append((f"{path} line {number}", read_json(line)))
     except (ValueError, RecursionError) as error:
         number = getattr(error, "lineno", 1) if number == 1 else number
         reason = f"{getattr(error, 'msg', error)} (one object per line, or one list of objects)"
         raise Refusal(f"{path} line {number}: broken {suffix[1:].upper()}: {reason}")
     return rows
+
+
+def read_json(text):
+    """What a JSON text holds. Raises ValueError for a key that an object has twice."""
+    def unique(pairs):
+        row = dict(pairs)
+        if len(row) < len(pairs):
+            names = [name for name, _ in pairs]
+            raise ValueError(f"{max(names, key=names.count)} stands twice")
+        return row
+    return json.loads(text, object_pairs_hook=unique)
 
 
 def parse_csv(path, text):

@@ -15,6 +15,7 @@ import os
 import random
 import shutil
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -85,7 +86,8 @@ def train_cold_start(settings, task, config, tokenizer, device, folder, recipe):
     tokenizer.save_pretrained(partial)
     (partial / "recipe.json").write_text(json.dumps(recipe, indent=1), encoding="utf-8")
     for file in partial.iterdir():       # safetensors makes files that only their owner can read
-        shutil.copymode(partial / "config.json", file)
+        with suppress(OSError):          # a file system without modes
+            shutil.copymode(partial / "config.json", file)
     try:
         os.rename(partial, folder)
     except OSError:  # another run has written the same model meanwhile

@@ -42,6 +42,8 @@ BAD = {  # file: what it holds, what the line says after the file's name
     "broken.json": ('[\n{"prompt": "x",\n "answer": }\n]', " line 3: broken JSON"),
     "deep.jsonl": (GOOD + "[" * 200_000, " line 2: broken JSONL"),
     "digits.jsonl": (row(answer="9" * 5000), " line 2: broken JSONL"),
+    "key.jsonl": (f'{GOOD}{{"prompt": "x", "answer": "1", "answer": "2"}}\n',
+                  " line 2: broken JSONL: answer stands twice"),
     "quote.csv": ('prompt,answer\n1,2\n"open,3\n', " line 3: broken CSV"),
     "wide.csv": ("prompt,answer\na,1\nb, or c,2\n",
                  " line 3: broken CSV: more cells than the header has names"),

@@ -77,6 +77,15 @@ def test_a_word_without_a_flag_is_no_near_miss():
         parse(["--logging_steps", "1"])
 
 
+@pytest.mark.parametrize("flag", ["adam_beta1", "log_completions", "dtype", "logging_strategy",
+                                  "generation_batch_size", "max_tool_calling_iterations",
+                                  "nonsense"])
+def test_a_flag_of_another_meaning_is_not_suggested(flag):
+    with pytest.raises(ValueError, match=f"unknown argument --{flag}") as error:
+        parse([f"--{flag}", "1"])
+    assert "did you mean" not in str(error.value)
+
+
 def test_a_name_of_other_programs_means_one_flag():
     """And it is no flag itself."""
     names = [name.partition("=")[0] for f in flags() for name in f.metadata.get("also", "").split()]

@@ -18,6 +18,7 @@ RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
 REFUSED = {
     "steps: [1, 2]": "--steps [\"1\", \"2\"] is not an integer",
     "stepss: 3": "did you mean --steps",
+    "stepss: 3\nsede: 1": "--sede",                          # all unknown names at once
     "steps: 3\nseed: 1\nsteps: 4": "line 3: steps stands twice",
     "steps: many": "--steps many is not an integer",
     "steps: 1:30": "--steps 1:30 is not an integer",
@@ -41,6 +42,11 @@ def test_a_bad_file_is_refused_in_one_line(text, refused):
     write("bad.yaml", text)
     said = refused("--config bad.yaml --output_dir run")
     assert REFUSED[text] in said and ("bad.yaml" in said or text == "epsilon: -1")
+
+
+def test_a_list_of_one_is_its_value(workplace):
+    write("a.yaml", "steps: [3]\n")
+    assert parse(["--config", "a.yaml"]).steps == 3
 
 
 def test_a_file_that_cannot_be_read_is_refused(refused):

@@ -9,6 +9,7 @@ import math
 import os
 import random
 import re
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -264,7 +265,8 @@ def signalled(run, first, monkeypatch):
     return start
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM,
+                                    getattr(signal, "SIGHUP", signal.SIGTERM)])
 def test_ctrl_c_saves_and_says_how_to_go_on(number, signalled, as_whole, capfd):
     assert signalled("--steps 4", 2, number) == 130
     out = capfd.readouterr().out
@@ -484,3 +486,28 @@ def test_the_lock_goes_with_the_process_however_it_ends(run):
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
     assert [record["step"] for record in run()] == [1]
+
+
+@pytest.mark.parametrize("spoil, words", [
+    (lambda run: (run / "metrics.jsonl").unlink(), "run/metrics.jsonl is gone: put it back"),
+    (lambda run: write(run / "config.json", json.dumps(read_json(run / "config.json")
+                                                       | {"changes": {}})),
+     "no readable config.json")])
+def test_a_file_of_the_run_that_is_gone_or_edited_is_one_line(spoil, words, run):
+    run("--steps 2 --save_steps 1")
+    spoil(Path("run"))
+    assert words in run.refused("--output_dir run --resume --steps 3", begun=True)
+
+
+def test_a_file_system_without_fsync_of_folders_and_without_modes_keeps_the_checkpoint(
+        run, monkeypatch):
+    fsync = os.fsync
+
+    def picky(number):
+        if os.path.isdir(f"/proc/self/fd/{number}"):
+            raise OSError(errno.EINVAL, "Invalid argument")
+        fsync(number)
+    monkeypatch.setattr(os, "fsync", picky)
+    monkeypatch.setattr(shutil, "copymode", raising(OSError(errno.EPERM, "not permitted")))
+    run("--save_steps 1")
+    assert os.listdir("run/checkpoints") == ["step_1"]
