@@ -15,8 +15,9 @@ from pathlib import Path
 from torch import nn
 
 from features.feature import Feature, flag, refuse
-from plumbing.model.adapters import (CONFIG, import_peft, insert_adapters, is_adapter,
-                                     load_adapters, read_json, trained_in_4bit)
+from plumbing.model.adapters import (CONFIG, check_lora, import_peft, insert_adapters,
+                                     is_adapter, load_adapters, read_json, read_peft_config,
+                                     trained_in_4bit)
 from plumbing.refusal import Refusal
 
 FOUR_BITS = dict(quant_method="bitsandbytes", load_in_4bit=True, bnb_4bit_quant_type="nf4",
@@ -96,10 +97,9 @@ class WithoutAdapters:
 def add_adapters(policy, settings, folder=None):
     """Freeze the policy and insert adapters: new ones, as the flags describe them, or those of a
     checkpoint folder. Raises Refusal without peft, and if they do not fit the model."""
-    peft = import_peft()
     try:
         if folder:
-            config = peft.PeftConfig.from_pretrained(folder)
+            config = read_peft_config(folder)
             return load_adapters(insert_adapters(policy, config), folder)
         return insert_adapters(policy, new_config(policy, settings), settings.seed)
     except Refusal as error:
@@ -126,6 +126,7 @@ def new_config(policy, settings):
 def check_same_adapters(settings, folder):
     """Raise Refusal unless the flags describe the adapters in `folder`, which the run will
     continue to train."""
+    check_lora(folder)
     saved = read_json(Path(folder) / CONFIG)
     for flag_name, name in (("lora_r", "r"), ("lora_alpha", "lora_alpha"),
                             ("lora_target_modules", "target_modules")):

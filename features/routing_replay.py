@@ -17,6 +17,7 @@ import torch.nn.functional as F
 
 from features.feature import Feature, flag, refuse
 from plumbing.engines.wrapper import Wrapper
+from plumbing.parallel.devices import autocast
 from plumbing.refusal import Refusal
 from routes import (Pass, Routes, UnknownRouter, find_routers, record_routes, replay_routes)
 
@@ -61,7 +62,7 @@ class RoutingReplay(Feature):
         if not find_routers(run.actor.policy):
             raise Refusal("--routing_replay needs a mixture of experts: this model is dense, or "
                           "its routers are not separate modules")
-        check_gates(run.actor.policy)
+        check_gates(run.actor.policy, run.settings.half)
 
     def after_scoring(self, learner, batch, old):
         """From here on the routes of π_old's own forwards are forced, if there were any: they are
@@ -90,13 +91,14 @@ class RoutingReplay(Feature):
 
 
 @torch.no_grad()
-def check_gates(policy):
-    """Refuse a policy whose routers compute their gates in an unknown way."""
+def check_gates(policy, half):
+    """Refuse a policy whose routers compute their gates in an unknown way. half: the format of
+    autocast, or None."""
     ids = torch.tensor([[0, 1]], device=policy.device)                              # [1, 2]
     try:
-        with record_routes(policy) as routes:
+        with autocast(policy.device, half), record_routes(policy) as routes:
             policy(input_ids=ids)
-        with replay_routes(policy, routes):
+        with autocast(policy.device, half), replay_routes(policy, routes):
             policy(input_ids=ids)
     except UnknownRouter as error:
         raise Refusal(f"--routing_replay: {error}") from None

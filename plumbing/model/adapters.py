@@ -23,7 +23,7 @@ def read_adapters(policy, folder):
     model that was in 4 bits while they were trained is rounded first."""
     if trained_in_4bit(folder):
         round_to_4bit(policy)
-    config = import_peft().PeftConfig.from_pretrained(folder)
+    config = read_peft_config(folder)
     return merge_adapters(load_adapters(insert_adapters(policy, config), folder))
 
 
@@ -34,6 +34,24 @@ def import_peft():
     except ImportError:
         raise Refusal("--use_peft needs peft: pip install peft") from None
     return peft
+
+
+def check_lora(folder):
+    """Refuse the adapters of a checkpoint unless they are LoRA's."""
+    kind = read_json(Path(folder) / CONFIG).get("peft_type")
+    if kind != "LORA":
+        raise Refusal(f"{folder}/{CONFIG}: its peft_type is {kind}: only LORA is supported; merge "
+                      "the adapters into their base model first")
+
+
+def read_peft_config(folder):
+    """peft's configuration of a checkpoint's adapters. Raises Refusal unless they are LoRA's."""
+    check_lora(folder)
+    peft = import_peft()
+    try:
+        return peft.PeftConfig.from_pretrained(folder)
+    except Exception as error:                               # peft raises several kinds
+        raise Refusal(f"{folder}/{CONFIG}: {' '.join(str(error).split())[:200]}") from None
 
 
 def insert_adapters(policy, config, seed=0):

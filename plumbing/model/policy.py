@@ -101,6 +101,9 @@ def read_checkpoint(name):
     if getattr(policy, "is_quantized", False):
         raise Refusal("its weights are quantized, which cannot be trained: save them in 16 or "
                       "32 bits first")
+    for key, weight in policy.named_parameters():
+        if not weight.isfinite().all():
+            raise Refusal(f"its weight {key} holds numbers that are not finite")
     policy = take_text_part(policy.float())
     tokenizer = read_or_describe(AutoTokenizer.from_pretrained, name, trust_remote_code=False)
     check_tokenizer(policy, tokenizer)

@@ -190,3 +190,13 @@ def test_without_use_peft_the_merged_weights_of_an_adapters_checkpoint_are_train
     assert (theirs("full/checkpoints/step_1") - start).abs().max() > 1e-3
     run(f"{flags} --learning_rate 1e-12", folder="still")
     torch.testing.assert_close(theirs("still/checkpoints/step_1"), start, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["IA3", "PREFIX_TUNING", "UNKNOWN", None])
+@pytest.mark.parametrize("more", ["", "--use_peft"])
+def test_adapters_that_are_not_loras_are_refused_by_their_kind(kind, more, run):
+    Path("other").mkdir()
+    write("other/adapter_config.json", json.dumps({"base_model_name_or_path": "tied",
+                                                   "peft_type": kind}))
+    said = run.refused(f"--model_name_or_path other {FULL} {more} --output_dir new")
+    assert f"its peft_type is {kind}: only LORA is supported" in said

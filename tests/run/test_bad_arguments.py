@@ -267,6 +267,12 @@ def without_a_weight(model):
     save_file(weights, model / "model.safetensors", {"format": "pt"})
 
 
+def with_nan(model):
+    weights = load_file(model / "model.safetensors")
+    weights["model.norm.weight"][0] = float("nan")
+    save_file(weights, model / "model.safetensors", {"format": "pt"})
+
+
 def cut(model):
     file = model / "model.safetensors"
     file.write_bytes(file.read_bytes()[:5000])
@@ -289,6 +295,7 @@ EVIL = {"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"}
     (lambda model: config(model, num_experts_per_tok=99), "99"),
     (lambda model: config(model, hidden_size=64), ""),
     (without_a_weight, "q_proj"),
+    (with_nan, "its weight model.norm.weight holds numbers that are not finite"),
     (cut, "cannot be loaded"),
     (no_tokenizer, "no tokenizer")])
 def test_model_folders(damage, words, model, refused):
