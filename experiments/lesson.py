@@ -3,9 +3,10 @@
     python experiments/lesson.py                     from what is recorded
     python experiments/lesson.py --run runs/gspo     measures a default run's expert flips again
     python experiments/lesson.py --game runs/turns   a game of a run of recipes/turns.yaml
+    python experiments/lesson.py --clip runs/clip    who is clipped in a run with --save_minibatches
 
-Recorded are docs/notebooks/recorded_batch.json (one rollout batch of GSPO before and after its
-updates), results/spread.jsonl, and results/lesson.json, which this writes.
+Recorded are docs/notebooks/recorded_batch.json (one rollout batch before and after updates on
+GSPO's loss without a clip), results/spread.jsonl, and results/lesson.json, which this writes.
 """
 
 import argparse
@@ -27,6 +28,7 @@ RECORDED = ROOT / "experiments/results/lesson.json"
 TOKEN = OBJECTIVES["grpo"].epsilon                   # 0.2
 PAPER = OBJECTIVES["gspo"]
 WIDE = (0.03, 0.04)
+EDGES = math.log(1 - PAPER.epsilon), math.log(1 + PAPER.epsilon_high)
 LENGTHS = (20, 250, 800)
 
 
@@ -97,6 +99,43 @@ def describe_flips(flips):
             "lesson flips move": f"{moved / still:.1f}"}
 
 
+def measure_clip(run, batches=10):
+    """[[log s, Â]] of the responses with Â ≠ 0 before the update on mini-batch 4, of the first
+    batches of a run with --save_minibatches."""
+    with open(Path(run) / "minibatches.jsonl", encoding="utf-8") as file:
+        minis = [json.loads(line)["minibatches"][3] for _, line in zip(range(batches), file)]
+    dots = [(mean(map(float.__sub__, one["logp"], one["old_logp"])), one["advantage"])
+            for mini in minis for one in mini if one["advantage"]]
+    return [[round(s, 7), round(A, 3)] for s, A in dots]
+
+
+def is_clipped(s, A):
+    return s > EDGES[1] if A > 0 else s < EDGES[0]
+
+
+def describe_clip(dots):
+    """The numbers of section 5. By chance: of the responses outside, the share that would lie on
+    the side of their own advantage if the advantages were dealt out anew."""
+    share = lambda flags: sum(flags) / len(flags)
+    wrong = share([A < 0 for _, A in dots])
+    below, above = ([A for s, A in dots if beyond(s)] for beyond in (
+        lambda s: s < EDGES[0], lambda s: s > EDGES[1]))
+    kept = [not EDGES[0] <= s <= EDGES[1] for s, A in dots if not is_clipped(s, A)]
+    outside = len(below) + len(above)
+    own = (sum(A < 0 for A in below) + sum(A > 0 for A in above)) / outside
+    chance = (len(below) * wrong + len(above) * (1 - wrong)) / outside
+    epsilon = (PAPER.epsilon + PAPER.epsilon_high) / 2
+    return {"lesson dots": str(len(dots)), "lesson outside": f"{outside / len(dots):.0%}",
+            "lesson own": f"{own:.0%}", "lesson chance": f"{chance:.0%}",
+            "lesson below wrong": f"{share([A < 0 for A in below]):.0%}",
+            "lesson above right": f"{share([A > 0 for A in above]):.0%}",
+            "lesson clipped": f"{share([is_clipped(s, A) for s, A in dots]):.0%}",
+            "lesson kept outside": f"{share(kept):.0%}",
+            "lesson clip std": f"{pstdev(s for s, _ in dots):.3f}",
+            "lesson clip sigmas": f"{pstdev(s for s, _ in dots) / epsilon:.0f}",
+            "lesson clip mean": f"{mean(s for s, _ in dots):.4f}".replace("-", "−")}
+
+
 def read_spread():
     """Means over the recorded runs of the variances before mini-batches 1 to 4: (of log w, of
     log s)."""
@@ -129,6 +168,46 @@ def describe_game(game):
 
 # ----------------------------------------------------------------------------------- the pictures
 
+def draw_regions():
+    """Section 2: what the clip leaves of the gradient, by the sign of Â and the place of the
+    ratio."""
+    from matplotlib.patches import Rectangle
+    figure, axes = style.panels(1, 1, height=2.6, width=6.4)
+    cells = (("push up", "push up", "nothing"), ("nothing", "push down", "push down"))
+    colours = {"push up": style.BLUE, "push down": style.RED, "nothing": style.GREY}
+    for row, texts in enumerate(cells):
+        for column, text in enumerate(texts):
+            axes.add_patch(Rectangle((column, -row), 1, 1, edgecolor="white", linewidth=3,
+                                     facecolor=colours[text],
+                                     alpha=.15 if text == "nothing" else .55))
+            axes.text(column + .5, .5 - row, text, ha="center", va="center", fontsize=12)
+    axes.set(xlim=(0, 3), ylim=(-1, 1))
+    axes.set_xticks([.5, 1.5, 2.5], ["below 1 − ε", "inside", "above 1 + ε_high"], fontsize=10)
+    axes.set_yticks([.5, -.5], ["good: Â > 0", "bad: Â < 0"], fontsize=10)
+    axes.tick_params(length=0)
+    style.label(axes, "What does the clip leave of the gradient?", "where the ratio is", "")
+    style.save(figure, FIGURES / "lesson_regions.png", FIGURES / "lesson_regions.svg")
+
+
+def draw_clip(dots):
+    """Section 5: the responses before the update on mini-batch 4."""
+    figure, axes = style.panels(1, 1, height=3.6, width=6.4)
+    axes.axvspan(*(1e4 * edge for edge in EDGES), color=style.GREY, alpha=.4,
+                 label="the paper's clip range")
+    for sign, name, colour in ((1, "right", style.BLUE), (-1, "wrong", style.RED)):
+        some = [(1e4 * s, A) for s, A in dots if A * sign > 0]
+        for gone in (False, True):
+            drawn = [(s, A) for s, A in some if is_clipped(s / 1e4, A) == gone]
+            axes.scatter(*zip(*drawn), s=16, edgecolors=colour, linewidths=.9,
+                         facecolors="none" if gone else colour,
+                         label=f"{name}{', clipped' * gone}: {len(drawn)}")
+    axes.set_xscale("symlog", linthresh=10)
+    style.label(axes, "Who has left the clip range before being used?",
+                "log s · 10⁴ (logarithmic beyond ±10)", "Â")
+    figure.legend(loc="outside lower center", ncols=3, fontsize=8)
+    style.save(figure, FIGURES / "lesson_clip.png", FIGURES / "lesson_clip.svg")
+
+
 def draw_minibatches():
     """Section 1: how far the policy is from the one that sampled, before each update."""
     figure, axes = style.panels(1, 1, height=2.9, width=5.6)
@@ -159,10 +238,13 @@ def draw_histograms(log_w):
         style.label(axes, f"{name}: standard deviation {pstdev(values):.3f}", "", "count")
     grid[0].axvspan(math.log(1 - TOKEN), math.log(1 + TOKEN), color=style.GREY, alpha=.25,
                     label="GRPO's clip range for w")
-    grid[2].axvline(0, color=style.BLACK, linewidth=1,
-                    label="GSPO's clip range for s (narrower than this line)")
-    for axes in (grid[0], grid[2]):
-        axes.legend(loc="upper right")
+    grid[0].legend(loc="upper right")
+    inset = grid[2].inset_axes((.66, .3, .32, .62))
+    inset.hist(rows[2][1], [-.002 + .0002 * i for i in range(21)], color=style.BLUE)
+    inset.axvspan(*EDGES, color=style.GREY, alpha=.6)
+    inset.set_xticks([-.002, 0, .002], ["−0.002", "0", "0.002"], fontsize=7)
+    inset.set_yticks([])
+    inset.set_title("grey: GSPO's clip range for s", fontsize=8)
     grid[-1].set_xlabel("logarithm of the ratio (values beyond ±0.6 are counted at the end)")
     style.save(figure, FIGURES / "lesson_histograms.png", FIGURES / "lesson_histograms.svg")
 
@@ -196,7 +278,9 @@ def draw_flips(flips):
         axes.bar([i + .4 * flipped - .2 for i in range(len(rows))], [row[flipped] for row in rows],
                  .38, color=colour, label=name)
     axes.set_xticks(range(len(rows)), [*(f"layer {i}" for i in range(len(rows) - 1)), "any layer"])
-    style.label(axes, "Do tokens move more where a router chose other experts?", "", "mean |log w|")
+    still, moved = flips["medians"]
+    style.label(axes, "Do tokens move more where a router chose other experts?",
+                f"medians of |log w|, any layer: {still:.0e} and {moved:.0e}", "mean |log w|")
     axes.legend(loc="upper right")
     style.save(figure, FIGURES / "lesson_flips.png", FIGURES / "lesson_flips.svg")
 
@@ -217,6 +301,25 @@ def draw_turns():
     style.save(figure, FIGURES / "turns.png", FIGURES / "turns.svg")
 
 
+def find_right_turns(prompt, response):
+    """Whether each turn of a game of recipes/turns.py has the right last digits of the sums, which
+    continue from turn to turn."""
+    turns, previous = [[list(prompt), []]], False
+    for text, loss_token in zip(response["tokens"], response["mask"]):
+        if previous and not loss_token:
+            turns.append([[], []])
+        turns[-1][loss_token].append(text)
+        previous = loss_token
+    total, right = 0, []
+    for asked, answered in turns:
+        wanted = []
+        for term in filter(str.isdigit, asked):
+            total += int(term)
+            wanted.append(str(total % 10))
+        right.append([*filter(str.isdigit, answered)] == wanted)
+    return right
+
+
 def draw_game(game):
     """Section 6: the tokens of three games, colored by their advantage."""
     from matplotlib.patches import Rectangle
@@ -224,6 +327,7 @@ def draw_game(game):
     titles = ("gspo: one advantage for the response", "gspo_token with turn_returns: one per turn")
     for axes, title, key in zip(grid, titles, ("response", "turns")):
         for row, one in enumerate(game["responses"]):
+            right = iter(find_right_turns(game["prompt"], one))
             for t, (text, loss_token) in enumerate(zip(one["tokens"], one["mask"])):
                 A = (one[key] if key == "response" else one[key][t]) if loss_token else 0
                 colour = style.BLUE if A > 0 else style.RED
@@ -232,6 +336,9 @@ def draw_game(game):
                                          alpha=min(1, abs(A) / 1.8) if loss_token else .12))
                 axes.text(t + .5, .45 - row, text, ha="center", va="center", fontsize=7,
                           family="monospace", color=style.BLACK if loss_token else style.GREY)
+                if loss_token and (t == 0 or not one["mask"][t - 1]):
+                    mark = "right" if next(right) else "wrong"
+                    axes.text(t + .1, .76 - row, f"{A:+.2f} {mark}", fontsize=5)
             for t, text in enumerate(game["prompt"], -len(game["prompt"])):
                 axes.text(t + .5, .45 - row, text, ha="center", va="center", fontsize=7,
                           family="monospace", color=style.GREY)
@@ -249,6 +356,7 @@ def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--run", help="the folder of a default run")
     parser.add_argument("--game", help="the folder of a run of recipes/turns.yaml")
+    parser.add_argument("--clip", help="the folder of a default run with --save_minibatches")
     options = parser.parse_args(argv)
     log_w = read_batch()
     record = json.loads(RECORDED.read_text(encoding="utf-8")) if RECORDED.is_file() else {}
@@ -256,6 +364,10 @@ def main(argv=None):
         record["flips"] = measure_flips(options.run)
     if options.game:
         record["game"] = read_game(options.game)
+    if options.clip:
+        record["clip"] = measure_clip(options.clip)
+    draw_regions()
+    draw_clip(record["clip"])
     draw_minibatches()
     draw_game(record["game"])
     draw_turns()
@@ -263,7 +375,7 @@ def main(argv=None):
     draw_range(log_w)
     draw_flips(record["flips"])
     record["texts"] = (measure_batch(log_w) | describe_flips(record["flips"])
-                       | describe_game(record["game"]))
+                       | describe_game(record["game"]) | describe_clip(record["clip"]))
     RECORDED.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 

@@ -14,6 +14,7 @@ from features.lengths import Lengths
 from features.four_bit import FourBit
 from features.load_balancing import LoadBalancing
 from features.lora import LoRA
+from features.minibatches import Minibatches
 from features.mismatch import Mismatch
 from features.reference_kl import ReferenceKL
 from features.routing_replay import RoutingReplay
@@ -30,4 +31,4 @@ from features.zero_variance import ZeroVariance
 # whatever samples, SamplerFormat replaces the weights that are sampled.
 FEATURES = (Bounds, RoutingReplay, FourBit, LoRA, KeptTokens, VLLM, Turns, SamplerFormat,
             DynamicSampling, SRPO, Lengths, TokenCredit, Distillation, ZeroVariance, ReferenceKL,
-            Mismatch, Entropy, Critic, LoadBalancing, Trackers)
+            Mismatch, Entropy, Critic, LoadBalancing, Minibatches, Trackers)

@@ -33,7 +33,8 @@ NOT_STRICT = replace(GATHERED, strict=False)     # AdamW may have no state yet o
 KEEP = 2  # largest number of checkpoints that a run keeps
 STATE = "state.pt"
 STEP = re.compile(r"step_(0|[1-9][0-9]*)")       # the folder of a checkpoint
-RECORDS = ("metrics.jsonl", "samples.jsonl", "tokens.jsonl")     # a line per rollout batch
+RECORDS = ("metrics.jsonl", "samples.jsonl", "tokens.jsonl",      # a line per rollout batch
+           "minibatches.jsonl")
 
 
 # ---------------------------------------------------------------------------------- small files

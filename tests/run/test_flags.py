@@ -184,6 +184,7 @@ resume                 | true | code | ONE --output_dir used
 trust_run_code         | true | code
 save_steps             | 1 | files | TWO
 save_tokens            | false | files
+save_minibatches       | true | files
 eval_steps             | 1 | evaluated | TWO --eval_samples 1 --eval_prompts 2
 eval_prompts           | 2 or 3 | first_forward | ONE --eval_samples 1
 eval_samples           | 1 --eval_prompts 2 | forwards
