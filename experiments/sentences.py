@@ -29,29 +29,30 @@ GRPO's share}.
 default run is {versus_trl} times as fast as TRL's
 """,
 "docs/lesson.md": """
-an advantage per turn: {turns: GSPO wide: more games won at the end} with the range 0.03/0.04,
-{turns: GSPO: more games won at the end} with the paper's
+an advantage per turn: {turns: GSPO wide: more games won at the end} with the range
+0.03/0.04, {turns: GSPO: more games won at the end} with the paper's
 
-Another recorded batch, of {lesson responses} responses, after its updates. The standard deviation
-is {lesson std w} for log w, {lesson std product} for the logarithm of the product, {lesson std s}
-for log s. Nearly
+A recorded batch of {lesson responses} responses, updated four times **without a clip**. The standard
+deviation is {lesson std w} for log w, {lesson std product}
+for the logarithm of the product, {lesson std s} for log s. Log w has heavy tails: {lesson small} of the tokens
 
-a standard deviation {lesson quotient} times smaller than log w; √L = {lesson root L}. If
+In that batch log s has a standard deviation {lesson quotient} times smaller
+than log w; √L = {lesson root L}. If
 
-| 0.2 | {lesson tokens beyond 0.2} | {lesson responses beyond 0.2} |
-| 0.05 | {lesson tokens beyond 0.05} | {lesson responses beyond 0.05} |
+before the last mini-batch {lesson kept outside} of those kept lie outside it
 
-log w has heavy tails: {lesson small} of the tokens
+{lesson outside} are outside, and {lesson own} of these are on their own side: {lesson above right} of those above are right responses, {lesson below wrong} of those below are
+wrong ones ({lesson dots} responses, one run with the clip, batches 1 to 10; with the advantages dealt out anew it is {lesson chance}). So the
+clip removes {lesson clipped} of them.
 
-network. In a healthy run {mean bounded: s leaves the clip range in less than 1 % of answers} of the
-responses
+({lesson clip std} before mini-batch 4, {lesson clip sigmas} times ε, in
 
-every token gets {lesson game whole}, the wrong turn too. With an advantage per turn the wrong
-turn gets {lesson game last turn}.
+every token gets {lesson game whole}, the wrong turn too. With an advantage per turn the
+wrong turn gets {lesson game last turn}.
 
 In a default run {lesson flipped share} of the tokens have a flip in some layer. They move {lesson
-flips move} times as far as the others (mean |log w| {lesson moved where flipped} against {lesson
-moved elsewhere}); only
+flips move} times as far as the others (mean |log w|
+{lesson moved where flipped} against {lesson moved elsewhere}); only
 """,
 "docs/data.md": """
 where its log-probs stay within {vllm_apart} nats of the policy's,

@@ -1,10 +1,10 @@
-"""The moving picture of docs/view.html in README: GSPO and GRPO from the same supervised warm-up.
+"""The moving picture of docs/view.html in README: one token is dragged, in two of its cards.
 
     python experiments/view_gif.py
 
 The page is filmed in Debian's chromium (pip install selenium, apt-get install chromium
-chromium-driver), batch by batch. Then the focus walks along the tokens of one response, as with
-the arrow keys. Writes docs/figures/view.gif.
+chromium-driver) as wide as a phone, with the rows of GRPO and GSPO alone, so that its text can be
+read there. Writes docs/figures/view.gif.
 """
 
 import argparse
@@ -15,15 +15,34 @@ from pathlib import Path
 
 from PIL import Image
 from selenium import webdriver
-from selenium.webdriver.common.action_chains import ActionChains
-from selenium.webdriver.common.keys import Keys
 
 ROOT = Path(__file__).resolve().parent.parent
 FILE = ROOT / "docs/figures/view.gif"
-WIDTH, HEIGHT, SCALE = 1180, 860, 0.8     # the window, and how much smaller the picture is
-SHOWN = 700                             # milliseconds of a batch
-READ = 2000                             # of a picture to read
-TOKEN = 450                             # of a token
+WIDTH, SCALE = 390, 2                   # of the window in CSS pixels; how much larger the picture is
+DRAGS = (("drag0-2", 0.25), ("drag1-4", -0.3))    # tokens, and where they end
+STEPS = 12
+READ, SHOWN = 2200, 110                 # milliseconds of a picture to read and of one in a move
+PREPARE = """
+const hide = name => document.querySelectorAll(`.grid [id^=${name}], .grid [id^=place${name}]`);
+for (const name of ["gspo_token", "gmpo", "cispo"]) {
+  hide(name).forEach(cell => cell.remove());
+  document.querySelectorAll(".grid .name").forEach(e => e.textContent === name && e.remove());
+}
+FIVE.length = 2;
+document.querySelectorAll(".page > *").forEach(e => { e.hidden = true; });
+const toy = document.querySelector(".drag");
+toy.hidden = false;
+[...toy.children].forEach(e => { e.hidden = e.id !== "dragged"; });
+document.querySelectorAll(".response").forEach((e, i) => { e.hidden = i > 1; });
+document.querySelector(".inspector").hidden = true;
+for (const e of document.querySelectorAll("[hidden]")) e.style.setProperty("display", "none");
+for (const e of document.querySelectorAll(".sum, .name, .place, .cell, .grid .box")) {
+  e.style.fontSize = "15px";
+}
+document.querySelectorAll(".grid .cell").forEach(e => { e.style.fontSize = "14px"; });
+dragged.logw = START.map(one => one.logw.map(() => 0));
+drawDragged();
+"""
 
 
 def film(page):
@@ -40,22 +59,22 @@ def film(page):
         pictures.append((image.convert("RGB"), milliseconds))
 
     with webdriver.Chrome(options, service) as browser:
-        browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", {
-            "width": WIDTH, "height": HEIGHT, "deviceScaleFactor": SCALE, "mobile": False})
+        def size(height):
+            browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", {
+                "width": WIDTH, "height": height, "deviceScaleFactor": SCALE, "mobile": True})
+        size(800)
         browser.get(page.as_uri())
-        middle = browser.execute_script("return state.step")
-        browser.execute_script("goTo(STEPS[0])")
+        browser.execute_script(PREPARE)
+        size(browser.execute_script(
+            "return Math.ceil(document.getElementById('dragged').getBoundingClientRect().bottom)"
+            " + 8"))
         shoot(READ)
-        for step in browser.execute_script("return STEPS.slice(1, 12)"):
-            browser.execute_script("goTo(arguments[0])", step)
-            shoot(SHOWN)
-        browser.execute_script("goTo(arguments[0])", middle)
-        shoot(READ)
-        browser.execute_script("document.querySelector('.panels [tabindex=\"0\"]').focus()")
-        shoot(TOKEN)
-        for last in [False] * 7 + [True]:
-            ActionChains(browser).send_keys(Keys.ARROW_RIGHT).perform()
-            shoot(READ if last else TOKEN)
+        for token, end in DRAGS:
+            row, t = token.removeprefix("drag").split("-")
+            for step in range(1, STEPS + 1):
+                browser.execute_script("moveToken(Number(arguments[0]), Number(arguments[1]), "
+                                       "arguments[2])", row, t, end * step / STEPS)
+                shoot(READ if step == STEPS else SHOWN)
     return pictures
 
 
@@ -66,7 +85,7 @@ def main():
     together = Image.new("RGB", (images[0].width, images[0].height * len(images)))
     for i, image in enumerate(images):
         together.paste(image, (0, i * image.height))
-    palette = together.quantize(255)                # one for all pictures makes the file smaller
+    palette = together.quantize(64)                 # one for all pictures makes the file smaller
     first, *rest = (image.quantize(palette=palette, dither=Image.Dither.NONE) for image in images)
     first.save(FILE, save_all=True, append_images=rest, duration=times, loop=0, optimize=True)
     print(f"{FILE.relative_to(ROOT)}: {len(images)} pictures, {FILE.stat().st_size / 1e3:.0f} kB")

@@ -6,6 +6,7 @@ without a gradient are not scored, and therefore not recorded, except with --pla
 processes the first one's responses are recorded.
 """
 
+import json
 from dataclasses import dataclass
 
 from features.feature import Feature, flag
@@ -35,17 +36,20 @@ class Minibatches(Feature):
         if mini is not self.last:
             self.last = mini
             self.found.append([])
-        for mask, old, logp, A, reward in zip(
-                part.rollout.mask, part.old_logp, new.logp.detach(), part.advantages,
-                part.rewards.tolist()):
-            self.found[-1].append({"reward": reward, "old_logp": old[mask].tolist(),
-                                   "logp": logp[mask].tolist(),
-                                   "advantage": A.tolist() if A.dim() == 0 else A[mask].tolist()})
+        self.found[-1] += responses(part, new.logp.detach())
         return {}
 
     def report(self, folder, record):
-        from session.checkpoints import append               # imports what --help does not wait for
         if self.found:
-            append(folder / "minibatches.jsonl", {"step": record["step"],
-                                                  "minibatches": self.found})
+            line = json.dumps({"step": record["step"], "minibatches": self.found})
+            with open(folder / "minibatches.jsonl", "a", encoding="utf-8") as file:
+                file.write(line + "\n")
         self.found, self.last = [], None
+
+
+def responses(part, logp):
+    """The records of the responses of a micro-batch, without padding."""
+    rows = zip(part.rollout.mask, part.rewards.tolist(), part.advantages, part.old_logp, logp)
+    return [{"reward": reward, "advantage": A.tolist() if A.dim() == 0 else A[mask].tolist(),
+             "old_logp": old[mask].tolist(), "logp": new[mask].tolist()}
+            for mask, reward, A, old, new in rows]

@@ -5,6 +5,7 @@ What fails here is corrected by hand, in the page or in the patch in docs/exerci
 `git apply --reject` shows where a patch no longer fits.
 """
 
+import json
 import math
 import re
 import runpy
@@ -16,7 +17,7 @@ import pytest
 import torch
 
 from documents import DOCUMENTS, PROGRAM, README, ROOT
-from tiny_run import SMALL, TINY, metrics, python, read_json
+from tiny_run import SMALL, TINY, metrics, python, read_json, write
 from trace_batch import trace
 
 PAGE = DOCUMENTS["docs/lesson.md"]
@@ -25,11 +26,12 @@ STEPS = re.findall(r"^\| (\d+) \| ([^|]+) \| `([\w/]+\.py)`: `([\w.]+)\(\)([\w.\
                    r"`?(\[[^\]]*\]|\w+)`? \|$", PAGE, flags=re.M)
 
 
-def test_the_page_has_seven_questions_each_with_a_picture_and_a_line_to_change():
+def test_the_page_has_nine_questions_each_with_a_prediction_a_picture_and_a_line_to_change():
     sections = re.findall(r"^## \d\. ([^\n]+)\n(.*?)(?=^#)", PAGE, re.M | re.S)
-    assert len(sections) == 7 and all(title.endswith("?") for title, _ in sections)
+    assert len(sections) == 9 and all(title.endswith("?") for title, _ in sections)
     for title, text in sections:
-        assert "](figures/" in text and "**Change one line.**" in text, title
+        for part in ("](figures/", "**Predict:**", "**Change one line.**"):
+            assert part in text, (title, part)
 
 
 def test_the_code_tour_has_twelve_steps_of_functions_that_exist():
@@ -91,30 +93,54 @@ def test_every_exercise_has_its_patch():
     named = re.findall(r"\]\((exercises/[^)]+)\)", PAGE)
     there = (ROOT / "docs/exercises").glob("*.patch")
     assert sorted(named) == sorted(f"exercises/{file.name}" for file in there)
-    assert len(named) == 3
+    assert len(named) == 4
 
 
 def test_exercise_1_an_objective(tmp_path):
+    """Responses of 4 and 16 tokens: 0.04/√|y| is 0.02 and 0.01 for s - 1."""
     losses = names_of(solved(tmp_path, 1), "losses.py")
-    mask = torch.ones(2, 5, dtype=torch.bool)
-    old = torch.full((2, 5), -1.0, dtype=torch.float64)
-    for log_s, weight in ((0.0, 1.0), (math.log1p(4e-4), 1 / math.cosh(1) ** 2), (4e-3, 0.0)):
-        logp = (old + torch.tensor([[1.0], [0.0]]) * log_s).requires_grad_()
-        loss, stats = losses.policy_loss("gspo_gate", logp, old, torch.tensor([1.0, 0.0]), mask)
-        pushed = -2 * 5 * torch.autograd.grad(loss, logp)[0]     # N = 2 answers of |y| = 5 tokens
-        assert pushed[0].tolist() == pytest.approx([weight] * 5, abs=1e-3) and not pushed[1].any()
-        assert stats["clip_low"] == stats["clip_high"] == 0
+    mask = torch.arange(16) < torch.tensor([[4], [16]])
+    old = torch.full((2, 16), -1.0, dtype=torch.float64)
+    for s, kept in ((1.0, [1, 1]), (1.009, [1, 1]), (1.015, [1, 0]), (1.025, [0, 0]),
+                    (0.975, [1, 1])):
+        logp = (old + math.log(s)).requires_grad_()
+        loss, stats = losses.policy_loss("gspo_root", logp, old, torch.ones(2).double(), mask)
+        pushed = -2 * mask.sum(-1) * torch.autograd.grad(loss, logp)[0][:, 0]      # N · |y|
+        assert pushed.tolist() == pytest.approx([s * each for each in kept])
+        assert stats["clip_low"] == 0
+        assert stats["clip_high"].item() == pytest.approx(
+            (mask.sum(-1) * (1 - torch.tensor(kept))).sum().item() / 20)
 
 
 def test_exercise_2_a_task(tmp_path, monkeypatch):
     code = solved(tmp_path, 2)
-    reward = names_of(code, "reverse.py").reward
-    given = {("7413", "7413"): 1, ("74", "7413"): .5, ("", "1"): 0, ("77777", "7413"): .2}
-    assert {pair: reward(*pair) for pair in given} == given
+    names = names_of(code, "reverse.py")
+    for reward, given in (
+            (names.reward, {("7413", "7413"): 1, ("74", "7413"): .5, ("", "1"): 0,
+                            ("77777", "7413"): .2, ("0413", "7413"): .75}),
+            (names.repaired, {("7413", "7413"): 1, ("74", "7413"): .5, ("", "1"): 0,
+                              ("77777", "7413"): .2, ("0413", "7413"): 0})):
+        assert {pair: reward(*pair) for pair in given} == given
     monkeypatch.chdir(code)
     runpy.run_path("reverse.py", run_name="__main__")
     rows = read_json(code / "reverse.jsonl")
     assert all(row["prompt"][-2::-1] == row["answer"] for row in rows) and len(rows) > 200
+    twice = [names.reward(2 * row["answer"][0], row["answer"]) for row in rows]
+    assert f"{sum(twice) / len(twice):.2f}" in PAGE, "what the last digit, written twice, earns"
+
+
+def test_exercise_4_lengths(tmp_path):
+    """Three responses of each length whose s is 1.02, and their number that 0.04/√|y| clips."""
+    code = solved(tmp_path, 4)
+    one = lambda n, A: {"logp": [-1 + math.log(1.02)] * n, "old_logp": [-1.0] * n, "advantage": A}
+    mini = [one(n, A) for n in (3, 9, 27) for A in (1.0, -1.0, 1.0)]
+    (code / "run").mkdir()
+    write(code / "run/minibatches.jsonl", json.dumps(
+        {"step": 1, "minibatches": [[one(5, 1.0)], mini, [one(7, 0.0)]]}) + "\n")
+    lines = python("lengths.py", "run", cwd=code).stdout.splitlines()
+    found = [[float(x) for x in re.findall(r" (\d+\.\d+)(?= |$)", line)] for line in lines]
+    assert found == [[3.0, 0, .667, .667, 0.0], [9.0, 0, .667, .667, .667],
+                     [27.0, 0, .667, .667, .667]]
 
 
 def test_exercise_3_a_sampler(tmp_path):
@@ -144,7 +170,7 @@ def test_a_concept_file_says_which_file_to_read_next():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number, flags", [
-    (1, "--algorithm gspo_gate"), (3, "--plain"),
+    (1, "--algorithm gspo_root"), (3, "--plain"),
     (2, "--model_name_or_path policy/checkpoints/step_1 --dataset_name reverse.jsonl "
         "--verifier reverse.py:reward --max_completion_length 6")])
 def test_the_solved_exercises_train(number, flags, cold_start, tmp_path):
@@ -161,5 +187,3 @@ def test_the_solved_exercises_train(number, flags, cold_start, tmp_path):
     record, = metrics(code / "run")
     assert record["equivalence_error"] < 1e-5 and record["verifier_errors"] == 0
     assert 0 <= record["reward"] <= 1
-    if number == 1:
-        assert record["clip_low"] == record["clip_high"] == 0 < record["grad_norm"]
