@@ -32,18 +32,19 @@ default run is {versus_trl} times as fast as TRL's
 an advantage per turn: {turns: GSPO wide: more games won at the end} with the range
 0.03/0.04, {turns: GSPO: more games won at the end} with the paper's
 
-A recorded batch of {lesson responses} responses, updated four times **without a clip**. The standard
-deviation is {lesson std w} for log w, {lesson std product}
-for the logarithm of the product, {lesson std s} for log s. Log w has heavy tails: {lesson small} of the tokens
+A recorded batch of {lesson responses} responses, updated four times **without a clip**. The
+standard deviation is {lesson std w} for log w, {lesson std product} for the logarithm of the
+product, {lesson std s} for log s. Log w has heavy tails: {lesson small} of the tokens
 
 In that batch log s has a standard deviation {lesson quotient} times smaller
 than log w; √L = {lesson root L}. If
 
 before the last mini-batch {lesson kept outside} of those kept lie outside it
 
-{lesson outside} are outside, and {lesson own} of these are on their own side: {lesson above right} of those above are right responses, {lesson below wrong} of those below are
-wrong ones ({lesson dots} responses, one run with the clip, batches 1 to 10; with the advantages dealt out anew it is {lesson chance}). So the
-clip removes {lesson clipped} of them.
+{lesson outside} are outside, and {lesson own} of these are on their own side: {lesson above right}
+of those above are right responses, {lesson below wrong} of those below are wrong ones ({lesson
+dots} responses, one run with the clip, batches 1 to 10; with the advantages dealt out anew it is
+{lesson chance}). So the clip removes {lesson clipped} of them.
 
 ({lesson clip std} before mini-batch 4, {lesson clip sigmas} times ε, in
 

@@ -18,7 +18,7 @@ from selenium import webdriver
 
 ROOT = Path(__file__).resolve().parent.parent
 FILE = ROOT / "docs/figures/view.gif"
-WIDTH, SCALE = 390, 2                   # of the window in CSS pixels; how much larger the picture is
+WIDTH, SCALE = 390, 2                   # of the window in CSS pixels; how much larger the pictures
 DRAGS = (("drag0-2", 0.25), ("drag1-4", -0.3))    # tokens, and where they end
 STEPS = 12
 READ, SHOWN = 2200, 110                 # milliseconds of a picture to read and of one in a move

@@ -44,7 +44,8 @@ class Minibatches(Feature):
             line = json.dumps({"step": record["step"], "minibatches": self.found})
             with open(folder / "minibatches.jsonl", "a", encoding="utf-8") as file:
                 file.write(line + "\n")
-        self.found, self.last = [], None
+        self.found = []
+        self.last = None
 
 
 def responses(part, logp):

@@ -41,7 +41,7 @@ ON = {                                                       # flags that switch
              "--dataset_name rows.jsonl --max_completion_length 8 --algorithm gspo_token "
              "--advantage turn_returns",
     "VLLM": "--sampler vllm", "LoRA": "--use_peft",
-    "FourBit": "--load_in_4bit"}
+    "FourBit": "--load_in_4bit", "Minibatches": "--save_minibatches"}
 NAMES = [feature.__name__ for feature in FEATURES]
 IN_TURN = """
 import contextlib, io, json, sys

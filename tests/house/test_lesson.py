@@ -138,9 +138,9 @@ def test_exercise_4_lengths(tmp_path):
     write(code / "run/minibatches.jsonl", json.dumps(
         {"step": 1, "minibatches": [[one(5, 1.0)], mini, [one(7, 0.0)]]}) + "\n")
     lines = python("lengths.py", "run", cwd=code).stdout.splitlines()
-    found = [[float(x) for x in re.findall(r" (\d+\.\d+)(?= |$)", line)] for line in lines]
-    assert found == [[3.0, 0, .667, .667, 0.0], [9.0, 0, .667, .667, .667],
-                     [27.0, 0, .667, .667, .667]]
+    pattern = r"\|y\| +([\d.]+) .*paper ([\d.]+)   0.01 ([\d.]+)   0.04/√\|y\| ([\d.]+)"
+    found = [[float(x) for x in re.match(pattern, line).groups()] for line in lines]
+    assert found == [[3, .667, .667, 0], [9, .667, .667, .667], [27, .667, .667, .667]]
 
 
 def test_exercise_3_a_sampler(tmp_path):
