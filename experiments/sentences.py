@@ -29,6 +29,11 @@ GRPO's share}.
 default run is {versus_trl} times as fast as TRL's
 """,
 "docs/lesson.md": """
+it ends below GRPO, by {steps: GSPO at 0.0004 × 4} in pass@1, and the wide range
+(0.03 / 0.04) is level, {steps: GSPO wide at 0.0004 × 4}. At
+
+wide range is ahead by {lags: wide against GRPO at staleness 8}.
+
 an advantage per turn: {turns: GSPO wide: more games won at the end} with the range
 0.03/0.04, {turns: GSPO: more games won at the end} with the paper's
 
