@@ -155,10 +155,9 @@ def texts(found):
         sixteen = of["formats"]["bfloat16"]
         rows.append((L, f"{of['true']:.1e}", *cells, f"{sixteen['lost']:.1e}",
                      f"{spread[L]['formats']['bfloat16']['lost']:.1e}",
-                     f"{sixteen['out_of_paper']:.0%}",
-                     f"{spread[L]['formats']['bfloat16']['out_of_wide']:.0%}"))
+                     f"{sixteen['out_of_paper']:.0%}", f"{sixteen['out_of_wide']:.0%}"))
     head = ("L", "true move", *FORMATS, "lost update, published weights", "spread weights",
-            "outside 3e-4 / 4e-4", "outside 0.2/√L, spread")
+            "outside 3e-4 / 4e-4", "outside 0.2/√L")
     scaled = [of["formats"]["bfloat16"]["arithmetic"] * math.sqrt(L) for L, of in grid.items()]
     last = max(grid)
     return {"bfloat16": table(head, *rows),

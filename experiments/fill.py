@@ -16,6 +16,7 @@ experiments/run.py writes, and from `texts` in the results of benchmarks:
     std steps: Var[log s] at …      the square root of a rule's mean
     seen learning: against GRPO     the smallest effect that its seeds see
     seeds learning: against GRPO    their number
+    percent learning: against GRPO  the mean as a percentage
 
 A test checks that the pages are what this writes.
 """
@@ -63,6 +64,7 @@ def texts():
             form = QUESTIONS[question].rules[rule].form
             names[key] = interval(number, form)
             names[f"seeds {key}"] = number["seeds"]
+            names[f"percent {key}"] = f"{number['mean']:.1%}"
             names[f"mean {key}"] = signed(form.format(number["mean"]))
             if int(number["seeds"]) > 1:
                 half = number["high"] - number["mean"]

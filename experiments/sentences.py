@@ -10,11 +10,16 @@ SENTENCES = {
 CPU core in {first train} s (train.py) and {first gspo} s (gspo.py); half
 
 To the held-out prompt {first prompt} the policy answers {first before} before training and {first
-after} after it; pass@1, the share of right responses, goes from {mean default: before} to **{mean
-default: after}** (3 seeds).
+after} after it; pass@1, the share of right responses, goes from {mean default: before} to
+**{default: after}** (3 seeds).
 
 wide is level, {steps: GSPO wide at 0.0004 × 4}; the paper's range is below, {steps: GSPO at 0.0004
-× 4}. SmolLM2, 55 tokens: wide {counting: GSPO wide is ahead of GRPO}.
+× 4}. SmolLM2: wide {counting: GSPO wide is ahead of GRPO}.
+
+in later batches wide {offpolicy: wide against GRPO}, the paper's range {offpolicy: the paper's
+range against GRPO} ({seeds offpolicy: replay against none} of 32 seeds
+
+with the same GRPO loses {reuse: GRPO at μ = 4 minus μ = 1, both at 4e-4} (4
 
 samples 8 batches old {lags: wide against GRPO at staleness 8}, an int3 sampler {dose: wide against
 GRPO, int3 trusted}.
@@ -75,7 +80,10 @@ float64. The paper's
 
 0.2 / 3e-4 = {quotient of epsilons}: the *clip ranges* differ
 
-errs more than w_t in {s worse with a baseline} of the draws, without it in {s worse without}. So
+errs more than w_t in {s worse with a baseline} of the draws and less in the others; without it more
+in {s worse without}. Neither
+
+clips the shortest third of ours {short: at least 1.5 times as often} times as often
 
 off its figure. Here: {mean clipped: GSPO's share} against {mean clipped: GRPO's share}. Shares
 """,
@@ -99,6 +107,18 @@ rate
 
 That GSPO shortens responses is undecided ({length: GSPO ends shorter than it began}). pass@1
 
+16 mini-batches; {seeds offpolicy: replay against none} of 32 planned seeds, so that it is
+undecided; they see differences of {seen offpolicy: the same share: wide against narrow GRPO}).
+Against GRPO: wide {offpolicy: wide against GRPO}, the paper's range {offpolicy: the paper's range
+against GRPO}, GRPO's weights with whole responses dropped by s {offpolicy: dropped by s against
+GRPO}, replay {offpolicy: replay against none}. Is it
+
+the same drop rule with GRPO's weights is {offpolicy: the weight: wide against dropped by s}, minus
+GRPO with its clip so narrow that it clips {percent offpolicy: clipped of Â ≠ 0, GRPO narrow} of the
+tokens with Â ≠ 0 (wide: {percent offpolicy: clipped of Â ≠ 0, GSPO wide}) {offpolicy: the same
+share: wide against narrow GRPO}. Without a clip GSPO − GRPO is {offpolicy: without a clip: GSPO
+against GRPO}.
+
 too (`learning`: {learning: wide against GRPO}); ahead of
 
 undecided, {learning: against GRPO}, because GRPO itself broke
@@ -115,6 +135,8 @@ GSPO ends above GRPO, {collapse: GSPO prevents it}, GSPO wide {collapse: GSPO wi
 (recorded)
 
 wide is {turns: GSPO wide against GSPO, one advantage per response} above the paper's
+
+Of the {readme} differences that README quotes {readme kept} are not 0 by
 
 the root mean square is {clipped_who: GRPO: log_w_rms} times as large
 
