@@ -9,8 +9,8 @@
                      the mean of the responses that reached it
 
 Each row is a response; the group_size responses to one prompt are adjacent. rewards [B]; mask
-[B, T] bool, the loss mask. Results carry no gradient and are 0 outside the mask. Equal rewards give
-exactly 0 (see center). Raises ValueError for rewards that are not finite, for other shapes, and
+[B, T] bool, the loss mask. Results carry no gradient and are 0 outside the mask. Equal rewards, and
+rewards that only rounding makes unequal, give exactly 0 (see center). Raises ValueError for rewards that are not finite, for other shapes, and
 where a group has fewer than two responses.
 
 To add an advantage, write its function and a row of ADVANTAGES; train.py then accepts it as
@@ -220,8 +220,9 @@ def sum_later_rewards(turn_rewards, turns):
     largest number of turns; NaN where a response has fewer. turns [B, T]: ratios.turn_numbers of
     the mask. Added in float64 and rounded once, so that returns which are equal on paper are equal
     numbers."""
-    to_go = as_decimals(turn_rewards.masked_fill(turns < 0, 0.0))                # [B, T]
-    to_go = to_go.flip(-1).cumsum(-1).flip(-1).to(turn_rewards.dtype)            # [B, T]
+    earned = as_decimals(turn_rewards.masked_fill(turns < 0, 0.0)).flip(-1)      # [B, T]
+    to_go = without_rounding(earned.cumsum(-1), earned.abs().cumsum(-1)).flip(-1)    # [B, T]
+    to_go = to_go.to(turn_rewards.dtype)                                         # [B, T]
     columns = []
     for k in range(int(turns.max()) + 1):
         first = (turns == k).int().argmax(-1, keepdim=True)                      # [B, 1]
@@ -239,18 +240,30 @@ def as_decimals(x):
     return double.masked_scatter(some, torch.from_numpy(text.astype("float64")).to(x.device))
 
 
-def token_rewards(rewards, mask, kl=None, beta=0.0, turn_rewards=None):
-    """The reward of every token, [B, T]: rewards [B] at the last loss token, minus beta * kl [B, T]
-    (k1 = log π_old - log π_ref) at every one (1909.08593 eq. 2; verl's apply_kl_penalty).
-    turn_rewards [B, T]: the part of the rewards that single turns earned, each at its last token;
-    the rest of `rewards` stays at the last loss token."""
-    check_per_token(mask, kl=kl, turn_rewards=turn_rewards)
-    if turn_rewards is None:
-        per_token = at_last_token(rewards, mask)                                 # [B, T]
-    else:
-        earned = as_decimals(turn_rewards).sum(-1).to(rewards.dtype)             # [B]
-        per_token = turn_rewards + at_last_token(rewards - earned, mask)         # [B, T]
+def without_rounding(sums, sizes):
+    """Sums of decimals in float64, with 0 for each that is only rounding: 0.1 + 0.2 - 0.3. sizes:
+    the sums of the magnitudes of what was added."""
+    return sums.masked_fill(sums.abs() <= 1e-12 * sizes, 0.0)
+
+
+def token_rewards(rewards, mask, kl=None, beta=0.0):
+    """The reward of every token, [B, T]: rewards, [B] at the last loss token or [B, T], minus beta * kl [B, T]
+    (k1 = log π_old - log π_ref) at every one (1909.08593 eq. 2; verl's apply_kl_penalty)."""
+    check_per_token(mask, kl=kl)
+    per_token = at_last_token(rewards, mask) if rewards.dim() == 1 else rewards  # [B, T]
     return per_token if kl is None else per_token - beta * kl.detach().masked_fill(~mask, 0.0)
+
+
+def reward_turns(turn_rewards, parts, part_weights, mask):
+    """The weighted reward of every token of a response of several turns, [B, T]: what each turn
+    earned at its last token, turn_rewards [B, T], and the components of the reward besides the
+    return, parts[:, 1:], at the last loss token. Their sum is the reward on paper; a difference
+    between the reward and the return would be the rounding of both."""
+    check_per_token(mask, turn_rewards=turn_rewards)
+    weights = torch.tensor(part_weights, dtype=torch.float64, device=parts.device)   # [K]
+    others = (as_decimals(parts[:, 1:]).nan_to_num(nan=0.0) * weights[1:]).sum(-1)   # [B]
+    earned = as_decimals(turn_rewards) * weights[0]                              # [B, T]
+    return (earned + at_last_token(others, mask)).float()                        # [B, T]
 
 
 # --------------------------------------------------------------------------------- the table
@@ -279,7 +292,7 @@ INPUTS = {  # what the function of an advantage may read
                                   "token; with --environment that of each turn at its last token; "
                                   "with --use_kl_in_reward minus beta times kl at every token"),
     "turn_rewards": Input("B T", "as token_rewards; a run that reads them needs an --environment"),
-    "parts": Input("B K", "the components of the rewards"),
+    "parts": Input("B K", "the components of the rewards; with --environment the return first"),
     "part_weights": Input("", "K numbers, --reward_weights"),
     "group_size": Input("", "G, --num_generations; at least 2 for an advantage that reads it"),
     "scale": Input("", "--scale_rewards"),
@@ -317,20 +330,26 @@ ADVANTAGES = {
 def estimate_advantages(name, rewards, group_size, scale="group", **inputs):
     """The advantages of the row `name` of ADVANTAGES: [B], or [B, T] if every token has its own.
 
-    inputs: what the row reads besides rewards, group_size and scale, by the names of INPUTS. A kl
-    that the row does not read itself is subtracted from the rewards, times beta. Raises ValueError
-    for an unknown name, for an input that is missing, and for a function that does not return what
-    its row says."""
+    inputs: what the row reads besides rewards, group_size and scale, by the names of INPUTS;
+    turn_rewards [B, T] are what the turns earned, without weight, and need parts and part_weights.
+    A kl that the row does not read itself is subtracted from the rewards, times beta. Raises
+    ValueError for an unknown name, for an input that is missing, and for a function that does not
+    return what its row says."""
     row = check_row(name)
     inputs |= dict(rewards=rewards, group_size=group_size, scale=scale, token_rewards=None)
     known = inspect.signature(row.function).parameters
-    missing = [x for x in row.reads if x not in inputs]
-    if lacks := [x for x in missing if known[x].default is inspect.Parameter.empty]:
+    needs = [x for x in row.reads if known[x].default is inspect.Parameter.empty]
+    per_token = bool({"token_rewards", "turn_rewards"} & {*row.reads})
+    turns = per_token and inputs.get("turn_rewards") is not None
+    needs += ["mask"] * per_token + ["parts", "part_weights"] * turns
+    if lacks := [x for x in dict.fromkeys(needs) if x not in inputs]:
         raise ValueError(f"advantage {name} reads {', '.join(lacks)}, which is missing")
     kl = None if "kl" in row.reads else inputs.get("kl")                         # [B, T]
-    for per_token in {"token_rewards", "turn_rewards"} & {*row.reads}:
-        inputs[per_token] = token_rewards(rewards, inputs["mask"], kl, inputs.get("beta"),
-                                          inputs.get("turn_rewards"))            # [B, T]
+    if per_token:
+        placed = reward_turns(*(inputs[x] for x in ("turn_rewards", "parts", "part_weights",
+                                                    "mask"))) if turns else rewards
+        placed = token_rewards(placed, inputs["mask"], kl, inputs.get("beta"))   # [B, T]
+        inputs |= dict(token_rewards=placed, turn_rewards=placed)
     if kl is not None:
         inputs["rewards"] = rewards - inputs["beta"] * (kl * inputs["mask"]).sum(-1)     # [B]
     advantages = row.function(**{x: inputs[x] for x in row.reads if x in inputs})   # [B] or [B, T]
@@ -390,26 +409,23 @@ def value_loss(values, old_values, returns, mask, weights=None, clip=0.2):
     return (weights.masked_fill(~mask, 0.0) * error).sum()
 
 
-def has_signal(rewards, group_size, turn_rewards=None, mask=None):
+def has_signal(rewards, group_size):
     """Which groups contain different rewards, [prompts] bool. DAPO (2503.14476 eq. 11) keeps only
-    these groups; the others are zero-variance groups. With turn_rewards and mask [B, T], for an
-    advantage per turn: which groups have a turn whose returns differ between the responses that
-    reached it, as they can where the rewards of the whole responses are equal."""
-    if turn_rewards is not None:
-        returns = sum_later_rewards(turn_rewards, turn_numbers(mask)).T          # [turns, B]
-        turns = [has_signal(with_group_mean(x, group_size), group_size) for x in returns]
-        return torch.stack(turns).any(0)                                         # [prompts]
-    groups = check_rewards(rewards, group_size)                                  # [prompts, G]
-    return groups.amax(-1) > groups.amin(-1)                                     # [prompts]
+    these groups; the others are zero-variance groups."""
+    return differ(check_rewards(rewards, group_size)).squeeze(-1)                # [prompts]
 
 
-def groups_with_signal(advantage, rewards, group_size, turn_rewards=None, mask=None):
-    """Which groups the row `advantage` of ADVANTAGES learns from, [prompts] bool: has_signal, by
-    turns if the row reads turn_rewards [B, T]."""
-    if turn_rewards is None or "turn_rewards" not in check_row(advantage).reads:
-        return has_signal(rewards, group_size)
-    turn_rewards = token_rewards(rewards, mask, turn_rewards=turn_rewards)       # [B, T]
-    return has_signal(rewards, group_size, turn_rewards, mask)
+def groups_with_signal(name, rewards, group_size, scale="group", **inputs):
+    """Which groups the row `name` of ADVANTAGES learns from, [prompts] bool: those with an
+    advantage that is not 0. inputs: as for estimate_advantages. Where every token has an advantage
+    of its own that is no turn's (GAE, whitened returns), and where the row reads what is not in
+    inputs: the groups with different rewards."""
+    row = check_row(name)
+    given = {*inputs, "rewards", "group_size", "scale"}
+    if not {*row.reads} <= given or row.per == "token" and "turn_rewards" not in row.reads:
+        return has_signal(rewards, group_size)                                   # [prompts]
+    advantages = estimate_advantages(name, rewards, group_size, scale, **inputs)  # [B] or [B, T]
+    return advantages.reshape(len(rewards) // group_size, -1).ne(0).any(-1)      # [prompts]
 
 
 def not_all_correct(rewards, group_size, correct=1.0):
@@ -429,10 +445,18 @@ def overlong_penalty(lengths, max_length, cache):
 
 
 def center(x):
-    """x minus its mean along the last dimension. The first entry is subtracted before the mean is
-    computed, so that equal entries give exactly 0."""
-    x = x - x[..., :1]
-    return x - x.mean(-1, keepdim=True)
+    """x minus its mean along the last dimension; exactly 0 where the entries do not differ. The
+    first entry is subtracted before the mean is computed."""
+    centered = x - x[..., :1]
+    return (centered - centered.mean(-1, keepdim=True)).masked_fill(~differ(x), 0.0)
+
+
+def differ(x):
+    """Whether entries of x differ along its last dimension, [..., 1] bool, by more than two units
+    in the last place of the largest: rounding must not become an advantage of ±1."""
+    largest = x.abs().amax(-1, keepdim=True)                                     # [..., 1]
+    unit = largest.nextafter(torch.full_like(largest, torch.inf)) - largest      # [..., 1]
+    return x.amax(-1, keepdim=True) - x.amin(-1, keepdim=True) > 2 * unit        # [..., 1]
 
 
 def whiten(x, mask, eps=1e-8):

@@ -30,5 +30,5 @@ from features.zero_variance import ZeroVariance
 # they wrap around the sampler, from the inside: RoutingReplay and VLLM replace it, Turns play with
 # whatever samples, SamplerFormat replaces the weights that are sampled.
 FEATURES = (Bounds, RoutingReplay, FourBit, LoRA, KeptTokens, VLLM, Turns, SamplerFormat,
-            DynamicSampling, SRPO, Lengths, TokenCredit, Distillation, ZeroVariance, ReferenceKL,
+            DynamicSampling, SRPO, TokenCredit, Distillation, ZeroVariance, Lengths, ReferenceKL,
             Mismatch, Entropy, Critic, LoadBalancing, Minibatches, Trackers)

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from advantages import groups_with_signal
 from features.feature import Feature, flag
 from plumbing.speed.rollouts import concat
 
@@ -46,7 +45,5 @@ class DynamicSampling(Feature):
         return concat(rollouts).groups(keep), [problems[i] for i in keep], groups.flatten(0, 1)
 
     def _find_signal(self, rollout, problems, parts):
-        """Which groups have different rewards, [Q] bool."""
-        G = rollout.group_size
-        return groups_with_signal(self.run.settings.advantage, self.run.task.total(parts, G), G,
-                                  rollout.turn_rewards, rollout.mask)               # [Q]
+        """Which groups have a gradient, [Q] bool."""
+        return self.run.task.groups_with_signal(self.run.settings, rollout, parts)  # [Q]

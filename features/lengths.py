@@ -50,10 +50,16 @@ class Lengths(Feature):
             batch.parts = self._longer(batch.rollout, batch.parts)                   # [B, K + 1]
             batch.sampled = [(one, self._longer(one, parts)) for one, parts in batch.sampled]
             batch.added = (*batch.added, "overlong")
-        if self.settings.mask_truncated_completions:         # metrics still describe all of them
+
+    def advantages(self, batch):
+        """After the advantages, in which the rewards of all responses count. Metrics of rewards and
+        lengths still describe all of them (batch.sampled)."""
+        if self.settings.mask_truncated_completions:
             rollout = batch.rollout
             kept = rollout.mask & ~rollout.truncated[:, None]                       # [B, T]
             batch.rollout = replace(rollout, mask=kept)
+            if batch.advantages.dim() == 2:
+                batch.advantages = batch.advantages * kept                          # [B, T]
 
     def _longer(self, rollout, parts):
         """The reward components [B, K] with DAPO's penalty as one more, of weight 1: [B, K + 1].

@@ -327,11 +327,8 @@ class Turns(Feature):
     def wrap_sampler(cls, settings, sampler, training):
         return TurnSampler(sampler, settings)
 
-    def __init__(self, run):
-        self.weight = [*run.task.reward_weights, 1.0][0]     # of the return
-
     def after_scoring(self, learner, batch, old):
-        batch.more["turn_rewards"] = self.weight * batch.rollout.turn_rewards       # [B, T]
+        batch.more["turn_rewards"] = batch.rollout.turn_rewards                     # [B, T]
 
     def metrics(self, batch, mini, new):
         games = [game for rollout, _ in batch.sampled for game in rollout.games]

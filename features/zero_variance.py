@@ -8,7 +8,6 @@ change there. A mini-batch without another group makes no optimizer step.
 
 from dataclasses import dataclass, replace
 
-from advantages import groups_with_signal
 from features.feature import Feature, flag
 
 
@@ -30,14 +29,14 @@ class ZeroVariance(Feature):
         return settings.zero_variance_filter
 
     def __init__(self, run):
-        self.advantage = run.settings.advantage
+        self.settings = run.settings
+        self.task = run.task
 
     def advantages(self, batch):
         """After the advantages, which whitening has computed over all tokens. Metrics of rewards
         and lengths still describe all groups (batch.sampled)."""
         rollout = batch.rollout
-        live = groups_with_signal(self.advantage, batch.rewards, batch.group_size,
-                                  rollout.turn_rewards, rollout.mask)               # [Q]
+        live = self.task.groups_with_signal(self.settings, rollout, batch.parts)    # [Q]
         live = live.repeat_interleave(batch.group_size)                             # [B]
         batch.rollout = replace(rollout, mask=rollout.mask & live[:, None])
         batch.advantages = batch.advantages.clone()                                 # [B] or [B, T]

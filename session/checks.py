@@ -217,14 +217,15 @@ def check_advantage(settings):
     G = max(2, settings.num_generations)
     rewards = torch.cat([torch.arange(G) % 2.0, torch.zeros(G), torch.ones(G)])     # [B]
     zeros = torch.zeros(3 * G, 3)                                                   # [B, T]
-    shapes = {"": 1.0, "B": rewards, "B T": zeros, "B K": rewards[:, None]}
+    parts = torch.stack([torch.zeros_like(rewards), rewards], 1)                    # [B, K]
+    shapes = {"": 1.0, "B": rewards, "B T": zeros, "B K": parts}
     examples = {name: torch.as_tensor(shapes[INPUTS[name].shape], dtype=INPUTS[name].dtype)
                 for f in settings.features for name in f.provides}
     where = f"on three groups of {G} rewards (0 and 1 in turn, all 0, all 1)"
     with explain_errors(f"--advantage {settings.advantage} fails {where}"):
         A = estimate_advantages(
-            settings.advantage, rewards, G, settings.scale_rewards, parts=rewards[:, None],
-            part_weights=[1.0], mask=zeros == 0, old_logp=zeros, entropy=zeros, **examples)
+            settings.advantage, rewards, G, settings.scale_rewards, parts=parts,
+            part_weights=[1.0, 1.0], mask=zeros == 0, old_logp=zeros, entropy=zeros, **examples)
     if not A.isfinite().all():
         refuse(settings, "advantage", f"returns a number that is not finite {where}: fix its "
                "function in advantages.py; zero-variance groups occur in every run, and 0 is "

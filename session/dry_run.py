@@ -29,7 +29,7 @@ def print_estimate(settings, learner, task, train, held_out, began):
     first = FirstBatch()
     train(replace(settings, steps=1, eval_steps=0), learner, task, first, first)
     trained = time.perf_counter()
-    screen.print_once(transcript(first.batch, task, settings.advantage))
+    screen.print_once(transcript(first.batch, task, settings))
     if scores:
         screen.print_once(f"{few.eval_prompts} held-out prompts before training: "
                           f"{screen.format_scores(scores)}")
@@ -51,13 +51,13 @@ class FirstBatch:
         return False
 
 
-def transcript(batch, task, advantage):
+def transcript(batch, task, settings):
     """The first prompt and response of the batch with its reward, and the pass rate of the batch.
     The start of the run has shown a prompt as the policy reads it."""
     rollout = batch.rollout
     problem = batch.problems[0]
     parts = dict(zip(task.component_names, batch.parts[0].tolist()))
-    record = rollout_metrics(batch, task, advantage)
+    record = rollout_metrics(batch, task, settings)
     lines = [f"prompt: {problem.prompt!r}",
              f"response, {int(rollout.mask[0].sum())} tokens: {rollout.texts[0]!r}",
              *map(screen.format_game, rollout.games[:1]),

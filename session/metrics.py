@@ -11,7 +11,6 @@ import time
 
 import torch
 
-from advantages import groups_with_signal
 from losses import STATISTICS
 from session import checkpoints, screen
 from plumbing.parallel import processes
@@ -26,11 +25,11 @@ NEVER_RIGHT = ("No response is right; what helps: easier rows, a reward in compo
                "supervised steps before RL (docs/data.md#a-model-that-is-never-right)")
 
 
-def rollout_metrics(batch, task, advantage):
+def rollout_metrics(batch, task, settings):
     """Metrics of the rewards, their components and the lengths of all responses that were sampled,
     those of discarded groups too. A response passes if its first component is at least 1. NaN marks
     a component that a response does not have: it is left out of the component's mean, which is 0 if
-    no response has it. advantage: --advantage."""
+    no response has it."""
     sampled = batch.sampled
     G = batch.rollout.group_size
     parts = torch.cat([parts for _, parts in sampled])                              # [n, K]
@@ -40,9 +39,7 @@ def rollout_metrics(batch, task, advantage):
     means = parts.nanmean(0).nan_to_num(nan=0.0).tolist()                           # K
     live = 1.0
     if G > 1:
-        rounds = rewards.split([len(parts) for _, parts in sampled])
-        signal = [groups_with_signal(advantage, part, G, rollout.turn_rewards, rollout.mask)
-                  for part, (rollout, _) in zip(rounds, sampled)]
+        signal = [task.groups_with_signal(settings, *one) for one in sampled]
         live = torch.cat(signal).float().mean().item()
     return {"reward": rewards.mean().item(), "reward_std": rewards.std(unbiased=False).item(),
             "reward_parts": dict(zip([*task.component_names, *batch.added], means)),
@@ -138,7 +135,7 @@ def batch_record(settings, task, batch, mini, new, updates, metrics_hooks):
     mismatch = None
     if settings.old_logp == "recompute":
         mismatch = mismatch_kl(batch.old_logp, rollout.sampler_logp, mask)
-    return {"step": batch.step, **rollout_metrics(batch, task, settings.advantage),
+    return {"step": batch.step, **rollout_metrics(batch, task, settings),
             **update_metrics(updates),
             **policy_metrics(mini.old_logp, new.logp, mini.rollout.mask),
             "entropy": masked_mean(new.entropy, mini.rollout.mask),

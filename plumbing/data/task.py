@@ -14,7 +14,7 @@ from typing import Callable
 
 import torch
 
-from advantages import as_decimals, with_group_mean
+from advantages import (as_decimals, groups_with_signal, with_group_mean, without_rounding)
 from plumbing.data.datafiles import as_messages
 from plumbing.data.reward_functions import in_parallel
 from plumbing.parallel import processes
@@ -119,9 +119,19 @@ class Task:
         parts = components.cpu()                             # some devices have no float64
         values = as_decimals(parts).nan_to_num(nan=0.0) * weights                   # [B, K+]
         missing = parts[:, :K].isnan().all(1)                                       # [B]
-        rewards = values[:, :K].sum(1).masked_fill(missing, torch.nan)              # [B]
+        rewards = without_rounding(values[:, :K].sum(1), values[:, :K].abs().sum(1))    # [B]
+        rewards = rewards.masked_fill(missing, torch.nan)                           # [B]
         rewards = with_group_mean(rewards, group_size) + values[:, K:].sum(1)       # [B]
         return rewards.float().to(components.device)
+
+    def groups_with_signal(self, settings, rollout, parts):
+        """Which groups of a rollout with these reward components [B, K] the --advantage learns
+        from, [prompts] bool: see advantages.groups_with_signal."""
+        G = rollout.group_size
+        turns = {"turn_rewards": rollout.turn_rewards} if self.played else {}
+        return groups_with_signal(settings.advantage, self.total(parts, G), G,
+                                  settings.scale_rewards, parts=parts, mask=rollout.mask,
+                                  part_weights=self.weights(parts), **turns)        # [prompts]
 
     def reward_components(self, texts, problems, ids=None, games=()):
         """The components of the rewards [B, K] of B = Q·G responses to Q problems; the G responses

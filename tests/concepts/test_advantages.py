@@ -108,6 +108,18 @@ def test_equal_rewards_are_exactly_zero(value, G):
     assert (whiten(same[:, None], torch.ones(G, 1, dtype=torch.bool)) == 0).all()
 
 
+@pytest.mark.parametrize("high, low", [(0.3, 0.29999998), (1000.0, 999.9999), (10.0, 10.000002)])
+@pytest.mark.parametrize("how", [group_advantages, leave_one_out, leave_one_out_std])
+def test_rounding_is_no_variance(high, low, how):
+    """float32 rounds a sum of rewards to one of its neighbours: two units in the last place."""
+    rewards = torch.tensor([high, low, low, high])
+    assert rewards.unique().numel() == 2
+    assert (how(rewards, 4) == 0).all() and not has_signal(rewards, 4).any()
+    clear = torch.tensor([1000.0, 1000.001, 1000.001, 1000.0])
+    assert has_signal(clear, 4).all()
+    assert group_advantages(clear, 4).tolist() == pytest.approx([-1, 1, 1, -1], abs=0.02)
+
+
 def test_maxrl_is_bounded_by_the_group_and_a_group_of_zeros_gives_zero():
     got = group_advantages(torch.tensor([1e-30, 0, 0, 0, 0, 0, 0, 0]), 4, scale="mean")
     assert got.tolist() == pytest.approx([3, -1, -1, -1, 0, 0, 0, 0])
@@ -218,8 +230,8 @@ def test_a_row_returns_what_it_says_and_reads_what_it_says(name):
     row, inputs = ADVANTAGES[name], table_inputs()
     mask = inputs["mask"]
     reads = {*row.reads}
-    if {"token_rewards", "turn_rewards"} & reads:
-        reads |= {"rewards", "mask", "turn_rewards"}
+    if {"token_rewards", "turn_rewards"} & reads:    # they are made of these, not of `rewards`
+        reads |= {"parts", "part_weights", "mask", "turn_rewards"}
     if "kl" not in reads:                                    # see the test below
         del inputs["kl"], inputs["beta"]
     want = estimate_advantages(name, **inputs)

@@ -8,8 +8,9 @@ import math
 import pytest
 import torch
 
-from advantages import (as_decimals, estimate_advantages, gae, group_advantages, has_signal,
-                        token_rewards, turn_leave_one_out, turn_returns)
+from advantages import (as_decimals, estimate_advantages, gae, group_advantages,
+                        groups_with_signal, has_signal, reward_turns, turn_leave_one_out,
+                        turn_returns)
 from ratios import turn_numbers
 import reference
 
@@ -101,15 +102,37 @@ def test_a_group_has_signal_if_the_returns_of_any_turn_differ(rows, signal):
     given, mask = conversation(*rows)
     totals = torch.tensor([math.fsum(row) for row in rows])
     assert not has_signal(totals, 2).any()
-    assert has_signal(totals, 2, given.float(), mask).tolist() == [signal]
+    inputs = dict(turn_rewards=given.float(), mask=mask, parts=totals[:, None], part_weights=[0.3])
+    assert groups_with_signal("turn_returns", totals, 2, **inputs).tolist() == [signal]
     assert turn_returns(given.float(), mask, 2).ne(0).any().item() == signal
+    inputs["part_weights"] = [0.0]                           # the return does not count
+    assert not groups_with_signal("turn_returns", 0 * totals, 2, **inputs).any()
+
+
+@pytest.mark.parametrize("weight, digits, most", [(1.0, 17, 10), (0.3, 2, 10), (0.7, 2, 1000)])
+def test_a_last_turn_that_earned_nothing_in_a_whole_group_has_advantage_0(weight, digits, most):
+    """The reward in float32 minus the return in float32 was its rounding, and became ±1."""
+    torch.manual_seed(1)
+    earned = torch.rand(256, 2, dtype=torch.float64).mul(2 * most).sub(most)
+    rows = [[round(x, digits) for x in row] + [0.0] for row in earned.tolist()]
+    given, mask = conversation(*rows)
+    parts = torch.tensor([math.fsum(row) for row in rows])[:, None]                  # [B, 1]
+    rewards = (parts.double() * weight).float().squeeze(-1)                          # [B]
+    A = estimate_advantages("turn_returns", rewards, 4, mask=mask, turn_rewards=given.float(),
+                            parts=parts, part_weights=[weight])
+    turns = turn_numbers(mask)
+    assert (A[turns == 2] == 0).all() and (A[turns == 1] != 0).all()
+    own = turn_returns(given, mask, 4)                                               # [B, T]
+    torch.testing.assert_close(A, own.float(), rtol=1e-4, atol=1e-5)
 
 
 def test_rewards_of_turns_and_of_the_response_meet_at_the_last_token_and_gae_carries_over():
     """GAE by the definition: the environment's tokens take no step."""
     given, mask = conversation(*ROWS[:4])
-    rewards = torch.tensor([sum(row) for row in ROWS[:4]]) + torch.tensor([0.0, -0.5, 0.0, 1.0])
-    per_token = token_rewards(rewards, mask, turn_rewards=given.float())             # [B, T]
+    parts = torch.tensor([[sum(row), other] for row, other in zip(ROWS, (0.0, -1.0, 0.0, 2.0))])
+    rewards = parts[:, 0] + 0.5 * parts[:, 1]                                        # [B]
+    per_token = reward_turns(given.float(), parts, [1.0, 0.5], mask)                 # [B, T]
+    torch.testing.assert_close(per_token.sum(-1), rewards)
     values = torch.rand(mask.shape, dtype=torch.float64)                             # [B, T]
     A, returns = gae(per_token.double(), values, mask, lam=0.9)
     for i, m in enumerate(mask):
@@ -118,7 +141,7 @@ def test_rewards_of_turns_and_of_the_response_meet_at_the_last_token_and_gae_car
         want, _ = reference.gae(steps, values[i][m].tolist(), 0.9, 1.0)
         assert A[i][m].tolist() == pytest.approx(want, abs=1e-6)
     ours = estimate_advantages("gae", rewards, 4, mask=mask, values=values.float(), lam=0.9,
-                               turn_rewards=given.float())
+                               turn_rewards=given.float(), parts=parts, part_weights=[1.0, 0.5])
     torch.testing.assert_close(ours, A.float())
 
 

@@ -414,6 +414,39 @@ def test_dynamic_sampling_keeps_groups_of_which_one_turn_differs(run, own, calls
     assert record["zero_variance_groups"] == 1 or record["truncated"] > 0
 
 
+@pytest.mark.parametrize("advantage", ["turn_returns", "group"])
+def test_a_return_of_weight_0_is_no_signal_whatever_it_is(advantage, run, own, capsys):
+    """What the policy earned differs, but the advantages do not: metric, filter and skipping agree
+    with them."""
+    write("mine.py", ONE + "def none(response, answer):\n    return 0\n")
+    play = (f"{own} {PLAY} --algorithm gspo_token --advantage {advantage} --temperature 2 "
+            "--verifier mine.py:none --reward_weights 0 1 --steps 3 ")
+    records = run(play + "--zero_variance_filter")
+    assert records[0]["turn_reward_1"] not in (0, 1)         # some earned it, some did not
+    for record in records:
+        assert record["zero_variance_groups"] == 1 and record["empty_minibatches"] == 2
+    assert "note: in the last 3 batches all rewards were equal" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("advantage", ["turn_returns", "reinforce_plus_plus", "gae"])
+def test_responses_that_were_cut_off_count_in_the_advantages_of_the_others(advantage, run, own,
+                                                                           calls):
+    """As --help says of --mask_truncated_completions: only their own tokens leave the loss."""
+    write("mine.py", GAME.replace("0.1,", "len(text),"))
+    estimated, updates = calls(train, "estimate_advantages"), calls(train, "update")
+    algorithm = {"turn_returns": "gspo_token"}.get(advantage, "ppo")
+    play = (f"{own} {PLAY} --algorithm {algorithm} --advantage {advantage} --temperature 2 "
+            "--max_completion_length 7 --max_turns 3 --steps_per_generation 1 ")
+    record, = run(play + "--mask_truncated_completions")
+    run(play, folder="other")
+    (*_, masked), (*_, whole) = estimated
+    assert 0 < record["truncated"] < 1 and torch.equal(masked, whole)
+    mini = updates[0][0][2]
+    cut = mini.rollout.truncated
+    assert not mini.rollout.mask[cut].any() and not mini.advantages[cut].any()
+    assert mini.advantages[~cut].any()
+
+
 def test_equal_rewards_are_not_reported_where_the_returns_of_turns_differ(run, own, capsys):
     write("mine.py", ONE)
     play = f"{own} {PLAY} --steps 3 --algorithm gspo_token --temperature 2"
