@@ -10,8 +10,8 @@
 
 Each row is a response; the group_size responses to one prompt are adjacent. rewards [B]; mask
 [B, T] bool, the loss mask. Results carry no gradient and are 0 outside the mask. Equal rewards, and
-rewards that only rounding makes unequal, give exactly 0 (see center). Raises ValueError for rewards that are not finite, for other shapes, and
-where a group has fewer than two responses.
+rewards that only rounding makes unequal, give exactly 0 (see center). Raises ValueError for rewards
+that are not finite, for other shapes, and where a group has fewer than two responses.
 
 To add an advantage, write its function and a row of ADVANTAGES; train.py then accepts it as
 --advantage NAME.
@@ -247,8 +247,9 @@ def without_rounding(sums, sizes):
 
 
 def token_rewards(rewards, mask, kl=None, beta=0.0):
-    """The reward of every token, [B, T]: rewards, [B] at the last loss token or [B, T], minus beta * kl [B, T]
-    (k1 = log π_old - log π_ref) at every one (1909.08593 eq. 2; verl's apply_kl_penalty)."""
+    """The reward of every token, [B, T]: rewards, [B] at the last loss token or [B, T], minus
+    beta * kl [B, T] (k1 = log π_old - log π_ref) at every one (1909.08593 eq. 2; verl's
+    apply_kl_penalty)."""
     check_per_token(mask, kl=kl)
     per_token = at_last_token(rewards, mask) if rewards.dim() == 1 else rewards  # [B, T]
     return per_token if kl is None else per_token - beta * kl.detach().masked_fill(~mask, 0.0)
