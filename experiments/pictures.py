@@ -26,7 +26,8 @@ SHOWN = ("curves", "guess", "depth", "reuse", "variance", "clipped_who", "league
 VARIANTS = {"GRPO": (style.ORANGE, "-"), "GSPO": (style.BLUE, "--"),
             "GSPO wide": (style.GREEN, "-."), "GSPO-token, turns": (style.SKY, "-")}
 MARKS = {HELD: ("filled circle: supported", "o", True),
-         REFUTED: ("filled square: contradicted or equal", "s", True)}
+         REFUTED: ("filled square: contradicted", "s", True),
+         "equal": ("filled diamond: equal", "D", True)}
 OLD = 0.3                        # old probability of the token; only clips of π - μ depend on it
 SIX = {                          # of README: objectives that differ in kind; drawn larger by
     "grpo": ("PPO's clip, per token", 1), "gspo": ("PPO's clip, per answer", 500),
@@ -77,7 +78,8 @@ def forest(name, question, found, verdict):
     labelled = set()
     for y, (rule, number) in enumerate(reversed(rows)):
         colour = style.BLUE if rule in question.deciding else style.GREY
-        kind, marker, filled = MARKS.get(number["verdict"], ("open: no verdict", "o", False))
+        kind, marker, filled = MARKS.get(find_mark(question.rules[rule], number),
+                                         ("open: no verdict", "o", False))
         axes.plot([number[key] for key in ("low", "mean", "high")], [y] * 3, "-", color=colour,
                   marker=marker, markevery=[1], markerfacecolor=colour if filled else "white",
                   label=None if kind in labelled else kind)
@@ -90,6 +92,13 @@ def forest(name, question, found, verdict):
     figure.legend(loc="outside lower right", ncols=5, fontsize=7)
     title(figure, question, verdict)
     return save(figure, name)
+
+
+def find_mark(rule, number):
+    """The key of MARKS for a rule's number: its verdict, but "equal" for one that is contradicted
+    because its whole interval lies within what counts as nothing."""
+    within = rule.nothing and -rule.nothing <= number["low"] and number["high"] <= rule.nothing
+    return "equal" if number["verdict"] == REFUTED and within else number["verdict"]
 
 
 def describe_unit(rule):
@@ -128,7 +137,15 @@ def learning_curves(name, question, runs):
             plot_seeds(axes, range(1, len(rows[0]) + 1), rows, names.get(variant, variant),
                        colour, line=line)
     style.label(axes, "", "rollout batch", "share of right responses in the batch")
-    thin = "thick: mean; thin: a seed" if len(question.seeds) > 1 else "one run"
+    thin = "thick: mean; thin: a seed"
+    if len(question.seeds) == 1:                             # its trend: means over nine batches
+        thin = "one run; dashed: mean of nine batches"
+        for drawn in axes.get_lines():
+            values = [*drawn.get_ydata()]
+            drawn.set_alpha(.4)
+            axes.plot(drawn.get_xdata()[4:-4],
+                      [sum(values[i:i + 9]) / 9 for i in range(len(values) - 8)], "--",
+                      color=drawn.get_color(), linewidth=2.2)
     axes.legend(loc="lower right", title=thin, title_fontsize=8)
     figure.suptitle(question.asks, x=.01, ha="left", fontsize=10)
     return save(figure, name)
@@ -187,13 +204,18 @@ def league(question, verdict, rows):
     """Mean pass@1 of the members of the league with its interval, the best above. rows: as
     judging.tabulate_league makes them."""
     figure, axes = style.panels(1, 1, height=.2 * len(rows) + 1, width=7.5)
+    lowest = sorted(row["interval"][1] for row in rows)[1] - .01        # others stand at the edge
     for y, row in enumerate(reversed(rows)):
         middle, low, high = row["interval"]
-        axes.plot([low, middle, high], [y] * 3, "-o", markevery=[1], markersize=4,
-                  color=style.BLUE if row["near"] or row is rows[0] else style.GREY)
+        colour = style.BLUE if row["near"] or row is rows[0] else style.GREY
+        if high < lowest:
+            axes.text(lowest, y, f"◂ {middle:.2f} [{low:.2f}, {high:.2f}]", fontsize=7, va="center",
+                      color=colour)
+        else:
+            axes.plot([low, middle, high], [y] * 3, "-o", markevery=[1], markersize=4, color=colour)
     axes.set_yticks(range(len(rows)), [describe_member(row) for row in reversed(rows)], fontsize=7)
     axes.plot([], [], color=style.BLUE, label="blue: not told apart from the first")
-    axes.legend(loc="center left", fontsize=8)
+    axes.legend(loc="upper left", fontsize=8)
     style.label(axes, "", "held-out pass@1: mean and 95 % interval over seeds", "")
     title(figure, question, verdict)
     return save(figure, "league")
@@ -223,7 +245,9 @@ def by_pass_rate(question, verdict, runs):
         axes.set(yscale="log", xlim=(-.03, 1.03))
         style.label(axes, "", "pass rate of the group", what)
     panels[0].legend(fontsize=8, title="thick: mean; thin: a seed", title_fontsize=8)
-    title(figure, question, verdict)
+    figure.suptitle("Whose ratios move and whose tokens are clipped? Those of easy groups least. "
+                    f"{question.asks or question.claim} – {in_words(verdict)}", x=.01, ha="left",
+                    fontsize=9, wrap=True)
     return save(figure, "clipped_who")
 
 
