@@ -106,3 +106,11 @@ def test_a_mini_batch_whose_only_loss_tokens_have_no_gradient_is_a_step(cut, run
     assert fast["empty_minibatches"] == plain["empty_minibatches"] == 0
     assert [state(name, 2)["optimizer"]["state"][0]["step"] for name in ("fast", "plain")] == [2, 2]
     assert fast["grad_norm"] == plain["grad_norm"] == 0
+
+
+def test_a_game_keeps_its_length_limit_with_dapo():
+    """Its task is not the built-in one, whose longest answer is known."""
+    for environment, expected in ((None, 320), ("mine.py:Play", 256)):
+        task = SimpleNamespace(max_completion_length=256)
+        settings = SimpleNamespace(dataset_name=None, environment=environment, overlong_cache=0.2)
+        assert Lengths.task(settings, task, None).max_completion_length == expected
