@@ -93,8 +93,6 @@ GSPO: gain at 2 turns} to {mean turn_number: GSPO: gain at 12 turns}); for GSPO 
 undecided ({turn_number: GSPO wide: the gain at 12 turns is larger than at 2}; gains {mean
 turn_number: GSPO wide: gain at 2 turns} to {mean turn_number: GSPO wide: gain at 12 turns}).
 
-16 mini-batches R3 − R2 is {replay: bfloat16 mb16: R3 is ahead of R2}, undecided. Neither
-
 median |log s| is {clipped_who: GSPO: |log s| is larger} times as large with GSPO, {clipped_who:
 GSPO wide: |log s| is larger} with GSPO wide; their tokens are clipped {clipped_who: GRPO: clipped
 more often} times as often with GRPO, {clipped_who: GSPO: clipped more often} with GSPO. GRPO's
@@ -118,6 +116,17 @@ GRPO with its clip so narrow that it clips {percent offpolicy: clipped of Â ≠
 tokens with Â ≠ 0 (wide: {percent offpolicy: clipped of Â ≠ 0, GSPO wide}) {offpolicy: the same
 share: wide against narrow GRPO}. Without a clip GSPO − GRPO is {offpolicy: without a clip: GSPO
 against GRPO}.
+
+(`epochs`) GRPO changes by {epochs: GRPO: μ = 4 minus μ = 1}, GSPO by {epochs: GSPO: μ = 4 minus μ
+= 1}, wide by {epochs: GSPO wide: μ = 4 minus μ = 1}.
+
+the paper's range {percent neighbours: GSPO: own} had moved in their own advantage's direction before
+they were used, {percent neighbours: GSPO: own_permuted} if advantages were permuted (`neighbours`,
+{seeds neighbours: GSPO: own} seeds: {neighbours: GSPO: own direction minus permuted}); {percent
+neighbours: GSPO: own_right} of the right ones and {percent neighbours: GSPO: own_wrong} of the
+wrong, with wide {percent neighbours: GSPO wide: own}. Updates
+
+64 prompts × 4 responses end {group: 64 × 4 against 8 × 32} from
 
 too (`learning`: {learning: wide against GRPO}); ahead of
 
@@ -145,13 +154,10 @@ clip GSPO loses {mean learning: no clip, large steps} at large steps (4 seeds
 
 `dapo_paper` is {league_edge: dapo_paper is ahead of grpo} ahead with
 
-none is ahead of GRPO: GSPO {depth: GSPO against GRPO, 2.8e-4}, replay
-{depth: GRPO replay against GRPO, 2.8e-4} (4
+flip: GSPO is {depth: GSPO against GRPO, 2.8e-4} from GRPO, replay {depth: GRPO replay against GRPO,
+2.8e-4} (4
 
 float32 − bfloat16 {sixteen: the paper's clip range loses in bfloat16}, undecided)
-
-the paper's range clips {mean counting: the clip of GSPO acts} of the tokens, GSPO wide
-{mean counting: the clip of GSPO wide acts}, GRPO {mean counting: the clip of GRPO acts}.
 
 the paper's range is {learning: against GRPO with replay} from GRPO with replay; replay adds
 {learning: replay against none} to GRPO.
@@ -161,8 +167,8 @@ at its best (`ppo`) ends {ppo: PPO equals GRPO or is ahead} from GRPO.
 before training ({mean depth: before}; GRPO {mean depth: GRPO}) and {mean depth: flips} of the
 experts
 
-GSPO is {deep_edge: GSPO is ahead of GRPO} from it; GSPO's best rate, {chosen deep_edge: GSPO}, is
-the largest
+GSPO is {deep_edge: GSPO is ahead of GRPO} from it, at the largest rate tried, {chosen deep_edge:
+GSPO}. In
 
 at 6e-4) {mean collapse: GRPO collapses, MoE} of GRPO's runs collapse,
 {mean collapse: GSPO collapses, MoE} of GSPO's.
