@@ -962,7 +962,7 @@ README_RULES = (
     "steps: GSPO wide at 0.0004 × 4", "steps: GSPO at 0.0004 × 4",
     "counting: GSPO wide is ahead of GRPO", "offpolicy: wide against GRPO",
     "offpolicy: the paper's range against GRPO",
-    "reuse: GRPO at μ = 4 minus μ = 1, both at 4e-4", "lags: wide against GRPO at staleness 8",
+    "epochs: GRPO: μ = 4 minus μ = 1", "lags: wide against GRPO at staleness 8",
     "dose: wide against GRPO, int3 trusted", "depth: GSPO against GRPO, 2.8e-4")
 # The map of docs/evidence.md: (where, the rule of Var[log s], GSPO - GRPO, GSPO wide - GRPO).
 MAP = (

@@ -19,12 +19,12 @@ wide is level, {steps: GSPO wide at 0.0004 × 4}; the paper's range is below, {s
 in later batches wide {offpolicy: wide against GRPO}, the paper's range {offpolicy: the paper's
 range against GRPO} ({seeds offpolicy: replay against none} of 32 seeds
 
-with the same GRPO loses {reuse: GRPO at μ = 4 minus μ = 1, both at 4e-4} (4
+at the same one GRPO changes by {epochs: GRPO: μ = 4 minus μ = 1}.
 
 samples 8 batches old {lags: wide against GRPO at staleness 8}, an int3 sampler {dose: wide against
 GRPO, int3 trusted}.
 
-at 4 mini-batches, {depth: GSPO against GRPO, 2.8e-4}.
+difference seen, {depth: GSPO against GRPO, 2.8e-4}.
 
 CPU: pass@1 {mean smollm2: before} to {mean smollm2: after} in {mean smollm2: seconds} s
 
@@ -147,7 +147,7 @@ wide is {turns: GSPO wide against GSPO, one advantage per response} above the pa
 
 Of the {readme} differences that README quotes {readme kept} are not 0 by
 
-the root mean square is {clipped_who: GRPO: log_w_rms} times as large
+mean square is {clipped_who: GRPO: log_w_rms} times as large
 
 GSPO wide ends {learning: wide against the paper's clip range} above the paper's range. Without its
 clip GSPO loses {mean learning: no clip, large steps} at large steps (4 seeds

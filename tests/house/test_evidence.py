@@ -168,7 +168,7 @@ def test_holms_p_counts_all_rows_that_have_one():
 def test_a_difference_that_readme_quotes_is_one_of_its_corrected_rules():
     quoted = {name.removeprefix("mean ") for name in fill.NAME.findall(fill.SENTENCES["README.md"])}
     differences = {name for name in quoted if name.split(": ")[0] in QUESTIONS
-                   and " - " in QUESTIONS[name.split(": ")[0]].rules[name.split(": ")[1]].of}
+                   and " - " in QUESTIONS[name.split(": ")[0]].rules[name.split(": ", 1)[1]].of}
     assert differences and differences <= set(README_RULES)
 
 
