@@ -744,8 +744,8 @@ LENGTH = Question(
         the warm-up's teacher writes each half of the time. Length: tokens per response, mean over
         the last ten batches; first: of batch 1, which the untrained policy samples. Each variant at
         its best of three rates by held-out pass@1 on seeds 820 and 821. LUSPO and GSPO with LUSPO's
-        range differ in the factor |y| and in the rate that each chose. Equal: within one token. Written before the first
-        run.""")
+        range differ in the factor |y| and in the rate that each chose. Equal: within one token.
+        Written before the first run.""")
 
 MORE_OFTEN = dict(supported=(1, inf), contradicted=(0, 1), nothing=.1, factor=True, form="{:.2f}")
 CLIPPED_WHO = Question(

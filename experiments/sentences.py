@@ -120,8 +120,8 @@ against GRPO}.
 (`epochs`) GRPO changes by {epochs: GRPO: μ = 4 minus μ = 1}, GSPO by {epochs: GSPO: μ = 4 minus μ
 = 1}, wide by {epochs: GSPO wide: μ = 4 minus μ = 1}.
 
-the paper's range {percent neighbours: GSPO: own} had moved in their own advantage's direction before
-they were used, {percent neighbours: GSPO: own_permuted} if advantages were permuted (`neighbours`,
+the paper's range {percent neighbours: GSPO: own} had moved in their own advantage's direction
+before they were used, {percent neighbours: GSPO: own_permuted} if advantages were permuted (`neighbours`,
 {seeds neighbours: GSPO: own} seeds: {neighbours: GSPO: own direction minus permuted}); {percent
 neighbours: GSPO: own_right} of the right ones and {percent neighbours: GSPO: own_wrong} of the
 wrong, with wide {percent neighbours: GSPO wide: own}. Updates
