@@ -121,10 +121,10 @@ against GRPO}.
 = 1}, wide by {epochs: GSPO wide: μ = 4 minus μ = 1}.
 
 the paper's range {percent neighbours: GSPO: own} had moved in their own advantage's direction
-before they were used, {percent neighbours: GSPO: own_permuted} if advantages were permuted (`neighbours`,
-{seeds neighbours: GSPO: own} seeds: {neighbours: GSPO: own direction minus permuted}); {percent
-neighbours: GSPO: own_right} of the right ones and {percent neighbours: GSPO: own_wrong} of the
-wrong, with wide {percent neighbours: GSPO wide: own}. Updates
+before they were used, {percent neighbours: GSPO: own_permuted} if advantages were permuted
+(`neighbours`, {seeds neighbours: GSPO: own} seeds: {neighbours: GSPO: own direction minus
+permuted}); {percent neighbours: GSPO: own_right} of the right ones and {percent neighbours: GSPO:
+own_wrong} of the wrong, with wide {percent neighbours: GSPO wide: own}. Updates
 
 64 prompts × 4 responses end {group: 64 × 4 against 8 × 32} from
 
