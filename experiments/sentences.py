@@ -56,7 +56,8 @@ of those above are right responses, {lesson below wrong} of those below are wron
 dots} responses, one run with the clip, batches 1 to 10; with the advantages dealt out anew it is
 {lesson chance}). So the clip removes {lesson clipped} of them.
 
-({lesson clip std} before mini-batch 4, {lesson clip sigmas} times ε, in
+above log s has a standard deviation of {lesson clip std} before mini-batch 4, {lesson clip sigmas}
+times ε. In
 
 every token gets {lesson game whole}, the wrong turn too. With an advantage per turn the
 wrong turn gets {lesson game last turn}.
