@@ -35,9 +35,20 @@ default run is {versus_trl} times as fast as TRL's
 """,
 "docs/lesson.md": """
 it ends below GRPO, by {steps: GSPO at 0.0004 × 4} in pass@1, and the wide range
-(0.03 / 0.04) is level, {steps: GSPO wide at 0.0004 × 4}. At
+(0.03 / 0.04) is level, {steps: GSPO wide at 0.0004 × 4}. With
 
 wide range is ahead by {lags: wide against GRPO at staleness 8}.
+
+differs from GRPO's by {offpolicy: the paper's range against GRPO} with the paper's range and
+{offpolicy: wide against GRPO} with the wide one, but on {seeds offpolicy: wide against GRPO} of 32
+
+the wide one is ahead by {offpolicy: the same share: wide against narrow GRPO}: undecided
+
+all mini-batches {percent neighbours: GSPO: own} have moved
+
+against permuted advantages that is {neighbours: GSPO: own direction minus permuted}. It is {percent
+neighbours: GSPO: own_right} of the right ones and {percent neighbours: GSPO: own_wrong} of the
+wrong (`neighbours`
 
 an advantage per turn: {turns: GSPO wide: more games won at the end} with the range
 0.03/0.04, {turns: GSPO: more games won at the end} with the paper's
