@@ -54,6 +54,7 @@ class Rollout:
     turn_rewards: torch.Tensor | None = None     # [B, T] a turn's reward at its last token, else 0
     games: list = field(default_factory=list)    # of features.turns.Game, for each response
     prefix: int = 0              # number of first tokens that all prompts share (FastSampler)
+    replayed: bool = False       # token steps were CUDA graphs (plumbing/speed/graphs.py)
 
     def groups(self, index):
         """The groups of the prompts numbered `index` [q] (integers), as a new Rollout."""

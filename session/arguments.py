@@ -232,6 +232,12 @@ class Core:
                                         "backward pass; responses then share no computation")
     plain: bool = flag(False, "use the plain implementation, for reading and for comparison: one "
                        "row per response and no shared computation", evaluation=True)
+    cuda_graphs: bool = flag(False, "on a CUDA GPU: replay the token steps of sampling as CUDA "
+                             "graphs, which are checked in every batch; on other devices nothing "
+                             "changes", without={"plain": "its steps are not replayed",
+                                                 "sampler": "it samples by itself",
+                                                 "old_logp=sampler": "the check of a batch needs "
+                                                 "recomputed log-probs"})
     bf16: bool | None = flag(None, "bfloat16 autocast; weights stay float32",
                              unset="on for a checkpoint on a GPU that has bfloat16")
     fp16: bool | None = flag(None, "float16 autocast with a gradient scaler; weights stay float32",

@@ -14,6 +14,7 @@ import torch
 from losses import STATISTICS
 from session import checkpoints, screen
 from plumbing.parallel import processes
+from plumbing.speed.graphs import guard
 from ratios import cross_entropy, ratio_stats, sequence_ratio
 from routes import flip_rate, router_shift
 
@@ -139,7 +140,7 @@ def batch_record(settings, task, batch, mini, new, updates, metrics_hooks):
             **update_metrics(updates),
             **policy_metrics(mini.old_logp, new.logp, mini.rollout.mask),
             "entropy": masked_mean(new.entropy, mini.rollout.mask),
-            "mismatch_kl": mismatch, **more,
+            "mismatch_kl": mismatch, "cuda_graphs": rollout.replayed, **more,
             "flip_rate": sum(flips) / len(flips) if flips else None, "flip_rate_per_layer": flips}
 
 
@@ -160,6 +161,7 @@ class Recorder:
         self.errors = 0                  # of the reward functions, in the batches before
         self.began = time.perf_counter()
         self.first = processes.rank() == 0                   # the process that writes
+        guard.resume(folder / "metrics.jsonl")
         if start == 0:
             self.held_out(0, progress["before"])
 
@@ -206,6 +208,8 @@ class Recorder:
         progress = self.progress
         hooks = self.learner.features.hooks
         record = batch_record(settings, self.task, batch, mini, new, updates, hooks["metrics"])
+        if settings.cuda_graphs:
+            guard.watch(record["mismatch_kl"], record["cuda_graphs"])
         if self.clips_s:
             record |= self.clip_range_metrics(record["log_w_var"], record["log_s_var"])
         progress["best_pass_rate"] = max(progress["best_pass_rate"], record["pass_rate"])

@@ -26,8 +26,11 @@ def make_sampler(settings, policy, tokenizer, task, training=False):
         sampler_class = load_class(name, file, file.stat().st_mtime_ns)
         sampler = name_in_errors(f"--sampler {name}: __init__", sampler_class)(*given)
         sampler.sample = name_in_errors(f"--sampler {name}: sample", sampler.sample)
+    elif settings.plain:
+        sampler = Sampler(*given)
     else:
-        sampler = Sampler(*given) if settings.plain else FastSampler(*given)
+        sampler = FastSampler(*given)
+        sampler.cuda_graphs = settings.cuda_graphs
     for feature in settings.features:
         sampler = feature.wrap_sampler(settings, sampler, training)
     return sampler

@@ -95,7 +95,7 @@ def run(case):
 
 
 PHASES = {"rollout": (fast, "fast_sample"), "token step": (fast.Rows, "step"),
-          "look": (fast.Rows, "drop"), "cut": (train.Batch, "groups"),
+          "look": (fast.Rows, "drop"), "graph": (fast.Rows, "fix"), "cut": (train.Batch, "groups"),
           "update": (train, "update")}
 
 if __name__ == "__main__":
