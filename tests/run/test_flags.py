@@ -329,8 +329,9 @@ def observed(patch, flags, name):
 
 
 def test_every_flag_has_an_entry():
-    """--shard, which needs two processes: tests/parallel/test_distributed.py."""
-    assert {f.name for f in flags()} == {*EFFECTS, "shard"}
+    """--shard, which needs two processes: tests/parallel/test_distributed.py. --cuda_graphs, which
+    needs a GPU: tests/speed/test_graphs.py."""
+    assert {f.name for f in flags()} == {*EFFECTS, "shard", "cuda_graphs"}
 
 
 @pytest.mark.parametrize("flag", EFFECTS)
