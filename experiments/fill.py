@@ -9,11 +9,8 @@ experiments/run.py writes, and from `texts` in the results of benchmarks:
     learning: against GRPO          mean and 95 % interval of a rule
     mean learning: against GRPO     the mean alone
     chosen learning: GRPO, mb4      the rate of the chosen setting
-    p steps: GSPO at 0.0002 × 4     Holm's p of a contrast over its family
-    table learning                  the rules of a question with their intervals and verdicts
     lost dose                       what each variant loses in its settings
     decided, undecided, map         other tables of docs/evidence.md
-    std steps: Var[log s] at …      the square root of a rule's mean
     seen learning: against GRPO     the smallest effect that its seeds see
     seeds learning: against GRPO    their number
     percent learning: against GRPO  the mean as a percentage
@@ -26,13 +23,12 @@ import json
 import re
 import sys
 from pathlib import Path
-from statistics import mode
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "experiments")]
 
 from losses import OBJECTIVES                                                        # noqa: E402
-from intervals import REFUTED, in_words, smallest_seen                                          # noqa: E402
+from intervals import in_words, smallest_seen                                        # noqa: E402
 from questions import MAP, QUESTIONS                                                      # noqa: E402
 from sentences import SENTENCES                                                      # noqa: E402
 
@@ -48,15 +44,12 @@ def pages():
 def texts():
     """{name: text} of all that pages can quote."""
     found = json.loads((ROOT / "experiments/results/numbers.json").read_text(encoding="utf-8"))
-    first, *others = found["league"]
     ratio = OBJECTIVES["grpo"].epsilon / OBJECTIVES["gspo"].epsilon
     numbers = found["numbers"]
     kept = [p for p in found["readme"].values() if p is not None and p < .05]
     names = {"decided": verdicts(found, True), "undecided": verdicts(found, False),
              "readme": str(len(found["readme"])), "readme kept": str(len(kept)),
-             "map": regimes(numbers), "members": str(len(others) + 1),
-             "members near the first": str(sum(row["near"] for row in others)),
-             "samples of the first": f"{first['samples'] / others[-1]['samples']:.1f}",
+             "map": regimes(numbers),
              "quotient of epsilons": f"{ratio:.0f}"}
     for key, number in numbers.items():
         if number["mean"] is not None:
@@ -69,12 +62,8 @@ def texts():
             if int(number["seeds"]) > 1:
                 half = number["high"] - number["mean"]
                 names[f"seen {key}"] = f"{smallest_seen(half, int(number['seeds'])):.2f}"
-            if "Var[log s]" in rule:
-                names[f"std {key}"] = spread(number)
-    names |= {f"table {question}": rules(question, numbers) for question in QUESTIONS}
     names |= {f"lost {question}": lost(question, numbers) for question in ("dose", "lags")}
     names |= {f"chosen {key}": rate(setting) for key, setting in found["chosen"].items()}
-    names |= {f"p {key}": probability(p) for key, p in found["steps"].items()}
     for file in sorted((ROOT / "experiments/results").glob("*.json")):
         names |= json.loads(file.read_text(encoding="utf-8")).get("texts", {})
     return names
@@ -145,21 +134,6 @@ def probability(p):
     return "–" if p is None else "<0.001" if p < 5e-4 else f"{p:.3f}"
 
 
-def rules(name, numbers):
-    """The rules of a question that have a verdict, in the unit of the first."""
-    question = QUESTIONS[name]
-    unit = question.rules[(*question.deciding, *question.rules)[0]].form
-    judged = {rule: numbers[f"{name}: {rule}"] for rule, words in question.rules.items()
-              if words.form == unit and not words.reported
-              and numbers[f"{name}: {rule}"]["mean"] is not None}
-    if not judged:
-        return ""
-    seeds = mode(number["seeds"] for number in judged.values())
-    rows = [(rule, interval(number, unit), short_verdict(number, question.rules[rule].nothing))
-            for rule, number in judged.items()]
-    return table((f"`{name}`, {seeds} seeds", "mean [95 %]", "verdict"), *rows)
-
-
 def lost(name, numbers):
     """What each variant loses in each setting, by the rules "lost by VARIANT at SETTING"."""
     found = {}
@@ -170,13 +144,6 @@ def lost(name, numbers):
     rows = [(variant, *(found.get((variant, setting), "–") for setting in settings))
             for variant in dict.fromkeys(variant for variant, _ in found)]
     return table(("lost", *settings), *rows)
-
-
-def short_verdict(number, nothing):
-    """A verdict without its seeds; "equal" for an interval within ±nothing."""
-    if number["verdict"] == REFUTED and -nothing <= number["low"] <= number["high"] <= nothing:
-        return "equal"
-    return in_words(number["verdict"]).partition(" ")[0]
 
 
 def fill(text, names, sentences=""):

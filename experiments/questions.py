@@ -984,7 +984,6 @@ MAP = (
      "dose: wide against GRPO, int3 trusted"))
 FAMILIES = {                       # of differences that one p by Holm covers
     "readme": README_RULES,
-    "steps": tuple(f"steps: {rule}" for rule in STEPS.rules if " at " in rule),
     **{name: tuple(f"{name}: {rule}" for rule in question.deciding) for name, question in
        (("neighbours", NEIGHBOURS), ("epochs", EPOCHS), ("group", GROUP))},
     "offpolicy": tuple(f"offpolicy: {rule}" for rule, of in OFFPOLICY.rules.items()

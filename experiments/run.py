@@ -258,7 +258,7 @@ def rounded(x):
 
 def summary():
     """What fill.py puts into pages: {"verdicts": {question: …}, "numbers": {"question: rule": …},
-    "chosen": {"question: variant, group": setting}, "league": rows}."""
+    "chosen": {"question: variant, group": setting}}."""
     found = dict(verdicts={}, numbers={}, chosen={})
     for name, question in QUESTIONS.items():
         runs = read(name)
@@ -269,8 +269,6 @@ def summary():
         for variant, group in list_choices(question):
             if setting := choose_best(question, runs, variant, group):
                 found["chosen"][f"{name}: {variant}, {group}".rstrip(", ")] = setting
-        if name == "league":
-            found["league"] = judging.tabulate_league(question, runs)
     corrected = intervals.holm([v["p"] for v in found["verdicts"].values()])
     for row, p in zip(found["verdicts"].values(), corrected):
         row["holm"] = p

@@ -102,8 +102,7 @@ off its figure. Here: {mean clipped: GSPO's share} against {mean clipped: GRPO's
 "docs/evidence.md": """
 paper's range, by {turn_number: GSPO: the gain at 12 turns is larger than at 2} ({mean turn_number:
 GSPO: gain at 2 turns} to {mean turn_number: GSPO: gain at 12 turns}); for GSPO wide this is
-undecided ({turn_number: GSPO wide: the gain at 12 turns is larger than at 2}; gains {mean
-turn_number: GSPO wide: gain at 2 turns} to {mean turn_number: GSPO wide: gain at 12 turns}).
+undecided ({turn_number: GSPO wide: the gain at 12 turns is larger than at 2}).
 
 median |log s| is {clipped_who: GSPO: |log s| is larger} times as large with GSPO, {clipped_who:
 GSPO wide: |log s| is larger} with GSPO wide; their tokens are clipped {clipped_who: GRPO: clipped
@@ -117,8 +116,8 @@ rate
 
 That GSPO shortens responses is undecided ({length: GSPO ends shorter than it began}). pass@1
 
-16 mini-batches; {seeds offpolicy: replay against none} of 32 planned seeds, so that it is
-undecided; they see differences of {seen offpolicy: the same share: wide against narrow GRPO}).
+16 mini-batches; {seeds offpolicy: replay against none} of 32 planned seeds, undecided; they see
+differences of {seen offpolicy: the same share: wide against narrow GRPO}).
 Against GRPO: wide {offpolicy: wide against GRPO}, the paper's range {offpolicy: the paper's range
 against GRPO}, GRPO's weights with whole responses dropped by s {offpolicy: dropped by s against
 GRPO}, replay {offpolicy: replay against none}. Is it
@@ -128,6 +127,10 @@ GRPO with its clip so narrow that it clips {percent offpolicy: clipped of Â ≠
 tokens with Â ≠ 0 (wide: {percent offpolicy: clipped of Â ≠ 0, GSPO wide}) {offpolicy: the same
 share: wide against narrow GRPO}. Without a clip GSPO − GRPO is {offpolicy: without a clip: GSPO
 against GRPO}.
+
+Interaction, usual steps minus these: wide {offpolicy: GSPO wide less ahead of GRPO at usual steps},
+the paper's range {offpolicy: GSPO less ahead of GRPO at usual steps} ({seeds offpolicy: GSPO less
+ahead of GRPO at usual steps} of 16
 
 (`epochs`) GRPO changes by {epochs: GRPO: μ = 4 minus μ = 1}, GSPO by {epochs: GSPO: μ = 4 minus μ
 = 1}, wide by {epochs: GSPO wide: μ = 4 minus μ = 1}.
@@ -171,8 +174,7 @@ flip: GSPO is {depth: GSPO against GRPO, 2.8e-4} from GRPO, replay {depth: GRPO 
 
 float32 − bfloat16 {sixteen: the paper's clip range loses in bfloat16}, undecided)
 
-the paper's range is {learning: against GRPO with replay} from GRPO with replay; replay adds
-{learning: replay against none} to GRPO.
+the paper's range is {learning: against GRPO with replay} from GRPO with replay.
 
 at its best (`ppo`) ends {ppo: PPO equals GRPO or is ahead} from GRPO.
 
