@@ -20,6 +20,8 @@ Where each name of gspo.py is found here, in the order of its sections:
     check_log_probs              plumbing/model/policy.py: check_log_probs()
     group_advantages             advantages.py: estimate_advantages()
     gspo_loss                    losses.py: policy_loss()
+    grpo_loss                    losses.py: policy_loss(), another row of OBJECTIVES
+    clipped_loss                 losses.py: token_surrogate()
     train                        train() and, for one mini-batch, update()
     gsm8k                        plumbing/data/tasks.py: load_task()
 

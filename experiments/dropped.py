@@ -43,4 +43,5 @@ def main(argv):
 
 
 if __name__ == "__main__":
+    sys.stdout.reconfigure(errors="replace")     # for consoles without Greek letters
     main(sys.argv[1:])

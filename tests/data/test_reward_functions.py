@@ -142,9 +142,9 @@ def test_a_function_that_starts_a_process_without_an_end_is_killed_with_it(own, 
     assert time.monotonic() - start < 10.0
     assert check("right", "right") == 1.0 and check.errors.total() == 1
     if kind == "session":
-        os.kill(int(path.read_text()), signal.SIGKILL)
+        os.kill(int(path.read_text(encoding="utf-8")), signal.SIGKILL)
     elif kind != "program":
-        assert gone_soon(int(path.read_text()))
+        assert gone_soon(int(path.read_text(encoding="utf-8")))
 
 
 def gone_soon(pid):
@@ -173,7 +173,7 @@ def test_workers_do_not_outlive_a_run_that_is_killed(tmp_path, body):
     pids = [int(run.stdout.readline())]
     time.sleep(1)
     assert not gone(pids[0])                                 # it waits
-    pids += [int(path.read_text())] if path.exists() else []
+    pids += [int(path.read_text(encoding="utf-8"))] if path.exists() else []
     assert len(pids) == 1 + ("start" in body)
     run.kill()
     run.communicate()

@@ -540,7 +540,7 @@ def test_ctrl_c_cancels_what_runs(own):
     write("mine.py", SLEEPER)
     words = [sys.executable, ROOT / "train.py", *f"{own} {PLAY}".split(), *SMALL, "--steps", "1",
              "--output_dir", "run"]
-    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(words, stderr=subprocess.PIPE, encoding="utf-8") as process:
         while not Path("began").exists():
             assert process.poll() is None
             time.sleep(0.1)

@@ -72,6 +72,6 @@ def test_an_error_in_a_users_file_is_one_line_that_names_the_line(words, source,
 
 def test_a_file_that_a_reader_opens_in_the_loop_is_no_refusal(run, then):
     import train
-    then(train, "collect", lambda *_, **__: open("nowhere"))
+    then(train, "collect", lambda *_, **__: open("nowhere", encoding="utf-8"))
     with pytest.raises(FileNotFoundError, match="nowhere"):
         run()

@@ -188,7 +188,8 @@ def test_a_right_batch_passes_and_a_resumed_run_compares_with_its_first(tmp_path
     file = tmp_path / "metrics.jsonl"
     guard.resume(file)
     assert not guard.ready
-    file.write_text("".join(json.dumps({"mismatch_kl": x}) + "\n" for x in (4e-12, 1.0)))
+    lines = [json.dumps({"mismatch_kl": x}) + "\n" for x in (4e-12, 1.0)]
+    file.write_text("".join(lines), encoding="utf-8")
     guard.resume(file)
     assert guard.ready and guard.eager_mismatch == 4e-12
     guard.watch(float("nan"), True)
