@@ -6,6 +6,7 @@ import itertools
 import math
 import re
 import shlex
+from losses import STATISTICS
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -129,6 +130,7 @@ def test_a_reference_that_never_moves_is_reported(every, said, run, capsys):
 
 def test_before_the_first_update_any_log_s_is_an_error():
     first = dict(log_s_mean=3e-4, log_s_var=16e-8, clip_low=0.0, clip_high=0.0, grad_norm=1.0,
+                 **{name: 0.0 for name in STATISTICS if "signal" in name},
                  tokens=9.0, skipped=False, overflow=False, empty=False)
     record = records_of.update_metrics([first, first | dict(log_s_mean=1.0, log_s_var=1.0)])
     assert record["log_s_noise"] == pytest.approx(5e-4)
