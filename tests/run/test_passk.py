@@ -122,7 +122,7 @@ def test_the_mean_reward_and_its_parts_of_rows_that_fit(checkpoints, tmp_path, m
     more = ("--dataset_name train.jsonl --test_dataset_name sums.jsonl --verifier mine.py:reward "
             "--max_completion_length 4 --max_prompt_length 16")
     eval.main(["passk", "--model_name_or_path", *checkpoints, *more.split(),
-               *"--n 4 --k 1 4 --problems 9 --device cpu --seed 5".split()])
+               *"--n 4 --k 1 4 --problems 9 --device cpu --seed 2".split()])
     report = read_json("runs/passk.json")
     printed = capsys.readouterr().out
     assert "default settings, not those of a run; command line: --dataset_name" in printed
