@@ -41,6 +41,8 @@ from plumbing.refusal import Refusal
 MEMORY = 4 * 2 ** 30             # memory limit of a library's reward function, in bytes
 MOST_REFERENCES = 2000           # that math-verify tries to read before training,
 MOST_SECONDS = 10.0              # in at most this time
+FULL_WIDTH = {code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)}     # of the ASCII characters
+CJK = "[\u3000-\u9fff\uac00-\ud7af]"
 
 
 class RewardFunction:
@@ -245,7 +247,9 @@ def load_math_verify():
     """math-verify as a function of (response, answer). If response is None, it returns whether the
     answer can be read as mathematics."""
     import math_verify
+    import sympy
     logging.disable()
+    SEVERAL = sympy.Set, sympy.Tuple, sympy.MatrixBase       # answers written in several boxes
     # math-verify's own time limits use signals; ours kills the process
     parse = functools.partial(math_verify.parse, parsing_timeout=None)
 
@@ -256,10 +260,19 @@ def load_math_verify():
         return parse(f"${answer}$") or parse(answer)
 
     def equal(response, answer):
-        return math_verify.verify(parse_answer(normalize_numbers(answer)),
-                                  parse(normalize_numbers(response)), timeout_seconds=None)
+        box = last_box(response)
+        if box == "":                                        # cut off, or empty: no answer
+            return False
+        if word := as_word(answer):
+            return plain_text(response if box is None else box) == word
+        gold = parse_answer(normalize_numbers(answer))
+        if box is not None and not any(isinstance(x, SEVERAL) for x in gold):
+            response = rf"\boxed{{{box}}}"
+        return math_verify.verify(gold, parse(normalize_numbers(response)), timeout_seconds=None)
 
     def readable(answer):
+        if as_word(answer):
+            return False
         parsed = parse_answer(normalize_numbers(answer))     # expressions, and the text of the last
         if all(isinstance(x, str) for x in parsed):
             return False
@@ -272,10 +285,39 @@ def load_math_verify():
                                           equal(response, answer))
 
 
+def last_box(text):
+    r"""The content of the last \boxed{…} of a text; "" if it is empty or has no end; None if there
+    is no box."""
+    _, found, rest = text.rpartition(r"\boxed")
+    rest = rest.lstrip()
+    if not found or rest and rest[0] != "{":                 # \boxed 5
+        return None
+    depth = 0
+    for place in re.finditer(r"\\.|[{}]", rest, re.S):       # \{ is no brace
+        depth += {"{": 1, "}": -1}.get(place[0], 0)
+        if not depth:
+            return rest[1:place.start()].strip()
+    return ""
+
+
+def plain_text(text):
+    r"""A text in lower case without \text{}, dollar signs and a full stop at its end."""
+    text = re.sub(r"\\(?:text|mathrm|textbf|mathbf)\{([^{}]*)\}", r"\1", text)
+    return " ".join(text.replace("$", "").split()).removesuffix(".").casefold()
+
+
+def as_word(answer):
+    """The plain text of a reference answer that is a word of three letters or more, or several
+    words; None for any other. math-verify would read it as a product of its letters."""
+    text = plain_text(last_box(answer) or answer)
+    return text if re.fullmatch(r"[^\W\d_]{3,}( [^\W\d_]+)*", text) else None
+
+
 def normalize_numbers(text):
     r"""Text in which math-verify finds the numbers that a reader finds: `\$18.90` is 18.90, `1e-05`
-    is 0.00001, `is - 5` and `is −5` are -5, `is +5` is 5."""
-    text = text.replace(r"\$", "").replace("\u2212", "-")
+    is 0.00001, `is - 5` and `is −5` are -5, `is +5` is 5; `答案是４２` has the number 42."""
+    text = text.replace(r"\$", "").replace("\u2212", "-").translate(FULL_WIDTH)
+    text = re.sub(f"(?<={CJK})(?=[-+.\\d])|(?<=\\d)(?={CJK})", " ", text)
     text = re.sub(r"(?<![\w.])\d+(?:\.\d+)?[eE][-+]?\d{1,2}(?!\w)",
                   lambda number: format(Decimal(number[0]), "f"), text)
     return re.sub(r"((?:^|[=:]|####|\bis)[ \t]*)([-+])[ \t]*(?=\d)",

@@ -48,7 +48,17 @@ def own(tmp_path):
     (r"\frac{3}{4}", ["3/4", "0.75", r"$\frac{6}{8}$"], ["4/3", "3"]),      # a bare LaTeX answer
     (r"2\sqrt{3}", [r"$2\sqrt{3}$", r"\boxed{\sqrt{12}}"], ["2", "3", "23"]),
     (r"x^2 + 2x + 1", [r"$(x+1)^2$"], ["$x^2$", "1"]),
-    (r"Hence $x = 5$, so \boxed{5}", ["5"], ["4"])])         # a worked solution
+    (r"Hence $x = 5$, so \boxed{5}", ["5"], ["4"]),         # a worked solution
+    ("42", [r"\boxed{41} no wait \boxed{42}", r"\boxed {42}", r"\boxed{\boxed{42}}", "答案是42",
+            "答案是４２。", "答えは42です", r"\boxed{x = 42}", r"\boxed 42"],
+     [r"\boxed{42} no wait \boxed{41}", r"42, so \boxed{", r"42, so \boxed{}", r"42, so \boxed",
+      r"\boxed{42} or \boxed{4", r"42 is \boxed{\frac{84}{2}", r"\boxed{42}, \boxed{ }"]),
+    (r"\{1, 2\}", [r"\boxed{1} and \boxed{2}", r"\boxed{\{2, 1\}}"],
+     [r"\boxed{1}", r"\boxed{1} and \boxed{2} and \boxed{"]),
+    ("east", [r"\boxed{east}", r"\boxed{\text{East}}", "east."], [r"\boxed{seat}", "eats", ""]),
+    (r"so \boxed{New York}", [r"it is \boxed{New York}"], [r"\boxed{York New}"]),
+    ("ab", [r"\boxed{ba}"], [r"\boxed{a}"]),
+    ("6.02e23", ["6.02e23", r"\boxed{6.02e23}"], ["6.02e22", "6.02"])])
 def test_math_accepts_equal_values_and_nothing_else(maths, answer, right, wrong):
     assert [r for r in right if maths(r, answer) != 1.0] == []
     assert [r for r in wrong if maths(r, answer) != 0.0] == []
