@@ -264,7 +264,9 @@ def load_math_verify():
         if box == "":                                        # cut off, or empty: no answer
             return False
         if word := as_word(answer):
-            return plain_text(response if box is None else box) == word
+            formulas = re.findall(r"\$([^$]+)\$", response)
+            text = box if box is not None else formulas[-1] if formulas else response
+            return plain_text(text) == word
         gold = parse_answer(normalize_numbers(answer))
         if box is not None and not any(isinstance(x, SEVERAL) for x in gold):
             response = rf"\boxed{{{box}}}"

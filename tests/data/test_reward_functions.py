@@ -55,7 +55,8 @@ def own(tmp_path):
       r"\boxed{42} or \boxed{4", r"42 is \boxed{\frac{84}{2}", r"\boxed{42}, \boxed{ }"]),
     (r"\{1, 2\}", [r"\boxed{1} and \boxed{2}", r"\boxed{\{2, 1\}}"],
      [r"\boxed{1}", r"\boxed{1} and \boxed{2} and \boxed{"]),
-    ("east", [r"\boxed{east}", r"\boxed{\text{East}}", "east."], [r"\boxed{seat}", "eats", ""]),
+    ("east", [r"\boxed{east}", r"\boxed{\text{East}}", "east.", "not $west$, it is $east$."],
+     [r"\boxed{seat}", "eats", "it is $seat$", ""]),
     (r"so \boxed{New York}", [r"it is \boxed{New York}"], [r"\boxed{York New}"]),
     ("ab", [r"\boxed{ba}"], [r"\boxed{a}"]),
     ("6.02e23", ["6.02e23", r"\boxed{6.02e23}"], ["6.02e22", "6.02"])])
