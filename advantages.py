@@ -267,6 +267,15 @@ def reward_turns(turn_rewards, parts, part_weights, mask):
     return (earned + at_last_token(others, mask)).float()                        # [B, T]
 
 
+def place_rewards(rewards, mask, kl=None, beta=0.0, turn_rewards=None, parts=None,
+                  part_weights=None):
+    """The reward of every token, [B, T], by token_rewards; with turn_rewards [B, T], which need
+    parts [B, K] and part_weights, that of each turn at its last token, by reward_turns."""
+    if turn_rewards is not None:
+        rewards = reward_turns(turn_rewards, parts, part_weights, mask)          # [B, T]
+    return token_rewards(rewards, mask, kl, beta)                                # [B, T]
+
+
 # --------------------------------------------------------------------------------- the table
 
 @dataclass(frozen=True)
@@ -347,9 +356,9 @@ def estimate_advantages(name, rewards, group_size, scale="group", **inputs):
         raise ValueError(f"advantage {name} reads {', '.join(lacks)}, which is missing")
     kl = None if "kl" in row.reads else inputs.get("kl")                         # [B, T]
     if per_token:
-        placed = reward_turns(*(inputs[x] for x in ("turn_rewards", "parts", "part_weights",
-                                                    "mask"))) if turns else rewards
-        placed = token_rewards(placed, inputs["mask"], kl, inputs.get("beta"))   # [B, T]
+        names = ("beta", "turn_rewards", "parts", "part_weights")
+        placed = place_rewards(rewards, inputs["mask"], kl,
+                               **{x: inputs.get(x) for x in names})              # [B, T]
         inputs |= dict(token_rewards=placed, turn_rewards=placed)
     if kl is not None:
         inputs["rewards"] = rewards - inputs["beta"] * (kl * inputs["mask"]).sum(-1)     # [B]

@@ -253,13 +253,13 @@ def policy_loss(name, logp, old_logp, advantages, mask, *, epsilon=None, epsilon
                          "token: the surrogate, and whether its gradient was removed below and "
                          "above the clip range")
     surrogate, below, above = terms                                              # [B, T] each
+    log_s = sequence_log_ratio(logp.detach(), old_logp, mask)                    # [B]
     if row.dual_clip is not None:
         surrogate = torch.where(A < 0, torch.max(surrogate, row.dual_clip * A), surrogate)
         above = above | (ratio > row.dual_clip) & (A < 0)                        # [B, T]
     if row.off_policy_mask is not None:
-        log_s = sequence_log_ratio(logp.detach(), old_logp, mask)                # [B]
-        log_s = broadcast_to_tokens(log_s, mask)                                 # [B, T]
-        stale = (A < 0) & (-log_s > row.off_policy_mask)                         # [B, T]
+        drop = broadcast_to_tokens(-log_s, mask)                                 # [B, T]
+        stale = (A < 0) & (drop > row.off_policy_mask)                           # [B, T]
         surrogate = surrogate.masked_fill(stale, 0.0)
         below = below | stale                                                    # [B, T]
         above = above & ~stale                                                   # [B, T]
@@ -275,19 +275,18 @@ def policy_loss(name, logp, old_logp, advantages, mask, *, epsilon=None, epsilon
     share = lambda removed, of: removed.sum() / of.sum().clamp(min=1)            # []
     stats = dict(clip_low=share(below, mask), clip_high=share(above, mask),
                  clip_signal=share(below | above, signal), signal_tokens=signal.sum())
-    stats |= signal_stats(logp.detach(), old_logp, A, mask, low, high, row.kind.of)
+    stats |= signal_stats(log_s, advantages.detach(), mask, low, high, row.kind.of)
     return loss, stats | ratio_stats(logp, old_logp, mask)
 
 
-def signal_stats(logp, old_logp, A, mask, low, high, of):
+def signal_stats(log_s, A, mask, low, high, of):
     """Where the responses with an advantage stand before the step: over those whose mean advantage
     is not 0, mean and population variance of log s, and the shares with a positive advantage, with
     s below and above the clip range, and there in their own advantage's direction (below with
-    A < 0, above with A > 0). A [B, T]; of: what the clip range limits (Clip.of); a range of π - μ
-    holds no ratio, so none is outside it."""
-    log_s = sequence_log_ratio(logp, old_logp, mask)                             # [B]
-    A = mean_over_tokens(A, mask)                                                # [B]
-    signal = A != 0                                                              # [B]
+    A < 0, above with A > 0). log_s [B], A [B] or [B, T]; of: what the clip range limits (Clip.of);
+    a range of π - μ holds no ratio, so none is outside it."""
+    A = A if A.dim() == 1 else mean_over_tokens(A, mask)                         # [B]
+    signal = (A != 0) & mask.any(-1)                                             # [B]
     below = above = torch.zeros_like(signal)                                     # [B]
     if low is not None and of != "π - μ":
         x = log_s if of == "log w" else log_s.exp()                              # [B]

@@ -206,7 +206,7 @@ def before_steps(batches):
     updates = sum(batches, [])
     last = [updates[-1] for updates in batches if updates]
     total = lambda of: sum(u["signal_answers"] * of(u) for u in updates)
-    share = lambda one, other: one / (one + other) if one + other else None
+    share = lambda part, whole: part / whole if whole else None
     below, above = total(lambda u: u["signal_below"]), total(lambda u: u["signal_above"])
     own_below, own_above = (total(lambda u: u["signal_own_below"]),
                             total(lambda u: u["signal_own_above"]))
@@ -216,10 +216,10 @@ def before_steps(batches):
     return {"clip_signal": intervals.mean(u["clip_signal"] for u in updates),
             "std_log_s": statistics.median(math.sqrt(u["signal_log_s_var"]) for u in last),
             "mean_log_s": statistics.median(u["signal_log_s_mean"] for u in last),
-            "own": share(own_below + own_above, outside - own_below - own_above),
-            "own_permuted": share(permuted, outside - permuted),
-            "own_right": share(own_above, below - own_below),
-            "own_wrong": share(own_below, above - own_above)}
+            "own": share(own_below + own_above, outside),
+            "own_permuted": share(permuted, outside),
+            "own_right": share(own_above, own_above + below - own_below),
+            "own_wrong": share(own_below, own_below + above - own_above)}
 
 
 def collapsed(pass_rates, patience=4):

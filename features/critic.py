@@ -11,7 +11,7 @@ critic has an optimizer of its own, and its trainer.critic_warmup counts one bat
 
 from dataclasses import dataclass
 
-from advantages import ADVANTAGES, ValueHead, gae, reward_turns, token_rewards, value_loss
+from advantages import ADVANTAGES, ValueHead, gae, place_rewards, value_loss
 from features.feature import Feature, flag, refuse
 
 COEF = 0.5        # weight of the critic's loss, as in PPO2 and TRL's PPO
@@ -67,11 +67,9 @@ class Critic(Feature):
         mask = part.rollout.mask                                                    # [B, T]
         values = part.more["values"]                                                # [B, T]
         per_token = mask / mini.rollout.mask.sum().clamp(min=1)                     # [B, T]
-        rewards = part.rewards                                                      # [B]
-        if (earned := part.more.get("turn_rewards")) is not None:
-            weights = self.task.weights(part.parts)
-            rewards = reward_turns(earned, part.parts, weights, mask)               # [B, T]
-        rewards = token_rewards(rewards, mask, part.more.get("kl"), part.more.get("beta"))
+        given = {x: part.more.get(x) for x in ("kl", "beta", "turn_rewards")}
+        rewards = place_rewards(part.rewards, mask, parts=part.parts,
+                                part_weights=self.task.weights(part.parts), **given)    # [B, T]
         _, returns = gae(rewards, values, mask, lam=self.lam)                       # [B, T]
         loss = value_loss(new.values, values, returns, mask, per_token)
         return {"value_loss": COEF * loss}

@@ -161,7 +161,8 @@ class Recorder:
         self.errors = 0                  # of the reward functions, in the batches before
         self.began = time.perf_counter()
         self.first = processes.rank() == 0                   # the process that writes
-        guard.resume(folder / "metrics.jsonl")
+        if self.settings.cuda_graphs:
+            guard.resume(folder / "metrics.jsonl")
         if start == 0:
             self.held_out(0, progress["before"])
 
