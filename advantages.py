@@ -288,6 +288,11 @@ class Advantage:
         """The inputs that the function is given: its parameters that stand in INPUTS."""
         return tuple(x for x in inspect.signature(self.function).parameters if x in INPUTS)
 
+    @property
+    def places_rewards(self):
+        """Whether it reads a reward for every token."""
+        return bool({"token_rewards", "turn_rewards"} & {*self.reads})
+
 
 class Input(NamedTuple):
     shape: str                   # of a tensor, "B T"; "" for a number, a list or a word
@@ -337,6 +342,16 @@ ADVANTAGES = {
 }
 
 
+def find_missing(row, inputs):
+    """The names of what a row of ADVANTAGES reads that are not among the inputs."""
+    known = inspect.signature(row.function).parameters
+    needs = [x for x in row.reads if known[x].default is inspect.Parameter.empty]
+    turns = row.places_rewards and inputs.get("turn_rewards") is not None
+    needs += ["mask"] * row.places_rewards + ["parts", "part_weights"] * turns
+    given = {*inputs, "rewards", "group_size", "scale", "token_rewards"}
+    return [x for x in dict.fromkeys(needs) if x not in given]
+
+
 def estimate_advantages(name, rewards, group_size, scale="group", **inputs):
     """The advantages of the row `name` of ADVANTAGES: [B], or [B, T] if every token has its own.
 
@@ -346,16 +361,11 @@ def estimate_advantages(name, rewards, group_size, scale="group", **inputs):
     ValueError for an unknown name, for an input that is missing, and for a function that does not
     return what its row says."""
     row = check_row(name)
-    inputs |= dict(rewards=rewards, group_size=group_size, scale=scale, token_rewards=None)
-    known = inspect.signature(row.function).parameters
-    needs = [x for x in row.reads if known[x].default is inspect.Parameter.empty]
-    per_token = bool({"token_rewards", "turn_rewards"} & {*row.reads})
-    turns = per_token and inputs.get("turn_rewards") is not None
-    needs += ["mask"] * per_token + ["parts", "part_weights"] * turns
-    if lacks := [x for x in dict.fromkeys(needs) if x not in inputs]:
+    if lacks := find_missing(row, inputs):
         raise ValueError(f"advantage {name} reads {', '.join(lacks)}, which is missing")
+    inputs |= dict(rewards=rewards, group_size=group_size, scale=scale)
     kl = None if "kl" in row.reads else inputs.get("kl")                         # [B, T]
-    if per_token:
+    if row.places_rewards:
         names = ("beta", "turn_rewards", "parts", "part_weights")
         placed = place_rewards(rewards, inputs["mask"], kl,
                                **{x: inputs.get(x) for x in names})              # [B, T]

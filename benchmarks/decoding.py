@@ -20,7 +20,7 @@ import transformers
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from plumbing.data.running_sum import builtin_tokenizer  # noqa: E402
 from plumbing.speed.fast import fast_sample  # noqa: E402
-from plumbing.speed.graphs import guard, record_or_not  # noqa: E402
+from plumbing.speed.graphs import CudaGraph, guard  # noqa: E402
 from rollout import response_logp  # noqa: E402
 from session.metrics import mismatch_kl  # noqa: E402
 from shapes import SHAPES, random_model  # noqa: E402
@@ -83,9 +83,9 @@ def compare(name, form, rows, tokens, device, quick):
     guard.works = True
     found = {"model": name, "format": form, "rows": rows, "tokens": tokens}
     with precision(form):
-        for record in (None, record_or_not):
+        for record in (None, CudaGraph):
             draw(model, rows, 20, record)
-        for way, record in (("eager", None), ("graph", record_or_not)):
+        for way, record in (("eager", None), ("graph", CudaGraph)):
             rollout, seconds = draw(model, rows, tokens, record)
             kl = mismatch_kl(score(model, rollout), rollout.sampler_logp, rollout.mask)
             found |= {f"{way}_ms": seconds / tokens * 1e3, f"{way}_kl": kl}

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from advantages import ADVANTAGES, INPUTS, check_row, estimate_advantages
+from advantages import ADVANTAGES, INPUTS, check_row, estimate_advantages, find_missing
 from features import FEATURES
 from features.feature import Feature, refuse
 from losses import OBJECTIVES, validate_choice, combine_stats, policy_loss
@@ -221,11 +221,14 @@ def check_advantage(settings):
     shapes = {"": 1.0, "B": rewards, "B T": zeros, "B K": parts}
     examples = {name: torch.as_tensor(shapes[INPUTS[name].shape], dtype=INPUTS[name].dtype)
                 for f in settings.features for name in f.provides}
+    examples |= dict(parts=parts, part_weights=[1.0, 1.0], mask=zeros == 0, old_logp=zeros,
+                     entropy=zeros)
+    if lacks := find_missing(check_row(settings.advantage), examples):
+        refuse(settings, "advantage", f"reads {', '.join(lacks)}, which is missing: no feature of "
+               "this run provides it")
     where = f"on three groups of {G} rewards (0 and 1 in turn, all 0, all 1)"
     with explain_errors(f"--advantage {settings.advantage} fails {where}"):
-        A = estimate_advantages(
-            settings.advantage, rewards, G, settings.scale_rewards, parts=parts,
-            part_weights=[1.0, 1.0], mask=zeros == 0, old_logp=zeros, entropy=zeros, **examples)
+        A = estimate_advantages(settings.advantage, rewards, G, settings.scale_rewards, **examples)
     if not A.isfinite().all():
         refuse(settings, "advantage", f"returns a number that is not finite {where}: fix its "
                "function in advantages.py; zero-variance groups occur in every run, and 0 is "

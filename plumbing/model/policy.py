@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from transformers.cache_utils import DynamicLayer
 from transformers import (MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM,
                           AutoTokenizer)
 
@@ -240,10 +241,11 @@ def check_log_probs(policy, tokenizer):
 
 
 def raised_here(error):
-    """Whether a line of this project raised the error, and not the model's code or an attribute
-    that its output does not have."""
+    """Whether a line of this project raised the error, and not the model's code, an attribute that
+    its output does not have, or a layer of the cache that it has not filled."""
     file = traceback.extract_tb(error.__traceback__)[-1].filename
-    lacking = type(getattr(error, "obj", None)).__module__.startswith("transformers.")
+    lacks = getattr(error, "obj", None)
+    lacking = isinstance(lacks, DynamicLayer) or type(lacks).__module__.startswith("transformers.")
     return Path(file).is_relative_to(ROOT) and "site-packages" not in file and not lacking
 
 

@@ -23,7 +23,7 @@ from transformers import DynamicCache
 
 import rollout as plain
 from plumbing.speed.caches import copies_rows, make_cache, shares_prefix, takes_any_mask
-from plumbing.speed.graphs import FixedStep, guard, record_or_not
+from plumbing.speed.graphs import CudaGraph, FixedStep, guard
 from plumbing.speed.rollouts import select_response_routes
 from rollout import (Sampler, Scores, draw_token, end_test, finish, left_pad, pad_token,
                      token_ids)
@@ -49,7 +49,7 @@ class FastSampler(Sampler):
         replays = self.cuda_graphs and guard.ready and self.policy.device.type == "cuda"
         return fast_sample(self.policy, self.tokenizer, prompts, group_size, self.max_new_tokens,
                            temperature, uniforms, self.stop,
-                           record=record_or_not if replays else None, **options)
+                           record=CudaGraph if replays else None, **options)
 
 
 @torch.no_grad()
@@ -60,7 +60,7 @@ def fast_sample(model, tokenizer, prompts, group_size, max_new_tokens, temperatu
     drop_every   number of tokens between two searches for ended rows. At 1, responses of a group
                  that are equal so far share a row. None: 1 on a CPU; 16 on a GPU, where each search
                  synchronizes
-    record       graphs.record_or_not: a token step is recorded and replayed, which needs
+    record       graphs.CudaGraph: a token step is recorded and replayed, which needs
                  drop_every > 1. None: it is not
     """
     if not copies_rows(model.config):

@@ -95,7 +95,7 @@ class FixedStep:
         """tokens [n] -> the logits [n, V] of the next ones, in memory that the next step reuses."""
         self.tokens.copy_(tokens[:, None])
         if self.replay is None:
-            self.replay = self.record(self.forward)
+            self.replay = self.start_replay()
         logits = self.replay()                                                      # [n, V]
         self.steps += 1
         if self.steps <= 2 and self.replay != self.forward:
@@ -107,6 +107,14 @@ class FixedStep:
                 logits = self.forward()                                             # [n, V]
         self.advance()
         return logits
+
+    def start_replay(self):
+        """What replays a step: a recording of it, or the step itself if that fails."""
+        try:
+            return self.record(self.forward) if guard.works else self.forward
+        except RuntimeError as error:
+            guard.give_up(error)
+            return self.forward
 
     def advance(self):
         self.place.add_(1)
@@ -151,15 +159,6 @@ def check_equal(found, expected, tolerance=TOLERANCE):
     if not gap < tolerance:                                                          # or NaN
         raise RuntimeError(f"logits of a row differ by {gap:.1e} of their norm, more than "
                            f"{tolerance:.1e}")
-
-
-def record_or_not(call):
-    """CudaGraph(call), or the call itself if that fails."""
-    try:
-        return CudaGraph(call) if guard.works else call
-    except RuntimeError as error:
-        guard.give_up(error)
-        return call
 
 
 class Guard:

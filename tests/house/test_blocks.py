@@ -137,7 +137,7 @@ def test_the_commands_of_a_document_run(document, model, batches):
     for name in ("mine.py", "mine.jsonl", "easy.jsonl", "hard.jsonl", *made):      # not shown
         if name.endswith(".py"):
             write(name, "def reward(response, answer):\n"
-                        "    return float(answer in response)\n")
+                        "    return float(answer in response)\n\n\nrepaired = reward\n")
         else:
             jsonl(name, [{"prompt": f"{i}+2=", "answer": str(i + 2)} for i in range(20)])
     subprocess.run([sys.executable, ROOT / "tests/make_max_data.py", "data"], check=True)

@@ -129,13 +129,7 @@ def test_what_cannot_be_trusted_is_not_used(how, capsys, guard):
     model = make()
     guard.eager_mismatch = 1e-12
 
-    def record(call):
-        try:
-            return Broken(call, how)
-        except RuntimeError as error:                        # as record_or_not does
-            guard.give_up(error)
-            return call
-    found = sampled(model, record)
+    found = sampled(model, lambda call: Broken(call, how))
     assert_same(found, sampled(model))
     said = capsys.readouterr().err
     assert said.startswith("sampling without CUDA graphs: ") and said.count("\n") == 1
@@ -243,6 +237,6 @@ def test_nothing_moves_and_nothing_grows():
 def test_a_cuda_graph_samples_what_eager_steps_do(kind, guard):
     model = move_to_device(make(kind), torch.device("cuda"))
     drawn = [fast_sample(model, TOKENIZER, PROMPTS, 3, 40, 1.0, uniforms(9, 40), record=record)
-             for record in (graphs.record_or_not, None)]
+             for record in (graphs.CudaGraph, None)]
     assert guard.works and [x.replayed for x in drawn] == [True, False]
     assert_same(*drawn)
