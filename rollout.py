@@ -19,7 +19,7 @@ Next: train.py, the loop that joins sampling, advantages and loss.
 import sys
 import warnings
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 
 import torch
@@ -40,48 +40,39 @@ MAX_LOGITS_ON_GPU = 2**26   # 256 MB: larger chunks read the LM head's weights l
 
 @dataclass
 class Rollout:
-    """Q prompts and their B = Q·G responses; the G rows of a prompt are adjacent."""
+    """B = Q·G responses, one row each; the G responses to a prompt are adjacent. The prompts are
+    repeated, too: 8,192 rows with prompts of 4,096 tokens take 300 MB."""
 
-    prompt_ids: torch.Tensor     # [Q, P] a row per prompt, padded on the left
-    prompt_mask: torch.Tensor    # [Q, P] bool
+    prompt_ids: torch.Tensor     # [B, P] padded on the left; the G rows of a group are equal
+    prompt_mask: torch.Tensor    # [B, P] bool
     response_ids: torch.Tensor   # [B, T] padded on the right
     mask: torch.Tensor           # [B, T] bool: loss tokens, the end-of-sequence token included
     sampler_logp: torch.Tensor   # [B, T] float32 log-probs recorded while sampling
     truncated: torch.Tensor      # [B] bool: reached max_new_tokens without an end
     texts: list                  # B strings, each cut before its stop string
     group_size: int
-    attached: dict = field(default_factory=dict)     # what features add, by name; see `cut`
+    forced_routes: object = None     # which experts must be taken (features/routing_replay.py)
+    kept_tokens: object = None       # which tokens could be drawn (features/kept_tokens.py)
     turn_rewards: torch.Tensor | None = None     # [B, T] a turn's reward at its last token, else 0
     games: list = field(default_factory=list)    # of features.turns.Game, for each response
     prefix: int = 0              # number of first tokens that all prompts share (FastSampler)
     replayed: bool = False       # token steps were CUDA graphs (plumbing/speed/graphs.py)
 
-    def groups(self, index):
-        """The groups of the prompts numbered `index` [q] (integers), as a new Rollout."""
-        G = self.group_size
-        rows = index[:, None] * G + torch.arange(G, device=index.device)            # [q, G]
-        return self.cut(index, rows.flatten(), G)
-
-    def rows(self, start, stop):
-        """Rows start:stop as a new Rollout. They must be whole groups or a part of one group;
-        anything else raises ValueError."""
-        G = self.group_size
-        if (start % G or stop % G) and start // G != (stop - 1) // G:
-            raise ValueError(f"rows {start}:{stop} cut through groups of {G}: take whole groups "
-                             "or a part of one group")
-        prompts = torch.arange(start // G, (stop - 1) // G + 1)                     # [q]
-        return self.cut(prompts, torch.arange(start, stop), min(G, stop - start))
+    def take(self, rows):
+        """The responses numbered `rows` [n] (on the CPU) as a new Rollout. They must be whole
+        groups or a part of one group; anything else raises ValueError."""
+        group = rows // self.group_size                                             # [n]
+        size = min(self.group_size, len(rows))
+        if len(rows) % size or (group.view(-1, size) != group[::size, None]).any():
+            raise ValueError(f"rows {rows.tolist()} cut through groups of {self.group_size}: take "
+                             "whole groups or a part of one group")
+        return replace(take_fields(self, rows), group_size=size)
 
     def after(self, prompts, tokenizer):
-        """The same responses after other prompts, given as Q lists of token ids."""
-        ids, mask = left_pad(prompts, pad_token(tokenizer), self.mask.device)       # [Q, P] each
-        return replace(self.without("routes"), prompt_ids=ids, prompt_mask=mask, prefix=0)
-
-    def without(self, name):
-        """The rollout without what is attached by that name. Without "routes", routers choose by
+        """The same responses after other prompts, given as B lists of token ids. Routers choose by
         themselves when it is scored."""
-        others = {other: x for other, x in self.attached.items() if other != name}
-        return replace(self, attached=others)
+        ids, mask = left_pad(prompts, pad_token(tokenizer), self.mask.device)       # [B, P] each
+        return replace(self, prompt_ids=ids, prompt_mask=mask, prefix=0, forced_routes=None)
 
     def token_lists(self):
         """The token ids of each response as B lists: end-of-sequence token and observations
@@ -89,20 +80,22 @@ class Rollout:
         lengths = [game.length for game in self.games] or self.mask.sum(-1).tolist()
         return [ids[:n] for ids, n in zip(self.response_ids.tolist(), lengths)]
 
-    def cut(self, prompts, rows, group_size):
-        """The prompts numbered `prompts` [q] with the responses `rows` [q · group_size], as a new
-        Rollout. What is attached has methods cut(rollout, prompts, rows), and join(others, P, T)
-        where rollouts are joined (plumbing/speed/rollouts.py: concat)."""
-        texts, games = (x and [x[i] for i in rows.tolist()] for x in (self.texts, self.games))
-        device = self.mask.device
-        prompts, rows = (x.to(device, non_blocking=True) for x in (prompts, rows))
-        of_prompts = {name: getattr(self, name)[prompts] for name in ("prompt_ids", "prompt_mask")}
-        names = ["response_ids", "mask", "sampler_logp", "truncated"]
-        names += ["turn_rewards"] if self.games else []
-        of_rows = {name: getattr(self, name)[rows] for name in names}
-        attached = {name: x.cut(self, prompts, rows) for name, x in self.attached.items()}
-        return replace(self, **of_prompts, **of_rows, texts=texts, games=games,
-                       group_size=group_size, attached=attached)
+
+def take(x, rows):
+    """The rows [n] of x, which has one per response: a tensor, a list, a dict of such values, or an
+    object with a method `take`. Anything else belongs to all rows and stays as it is."""
+    if isinstance(x, torch.Tensor):
+        return x[rows.to(x.device, non_blocking=True)]
+    if isinstance(x, list):
+        return x and [x[i] for i in rows.tolist()]
+    if isinstance(x, dict):
+        return {name: take(value, rows) for name, value in x.items()}
+    return x.take(rows) if hasattr(x, "take") else x
+
+
+def take_fields(x, rows):
+    """A dataclass with `take` of each field."""
+    return replace(x, **{f.name: take(getattr(x, f.name), rows) for f in fields(x)})
 
 
 # ---------------------------------------------------------------------------------------- sampling
@@ -264,6 +257,7 @@ def finish(tokenizer, stop, prompts, group_size, response, logp, lengths, ended)
     texts = tokenizer.batch_decode(rows, skip_special_tokens=True)
     for string in stop:
         texts = [text.partition(string)[0] for text in texts]
+    prompts = [x.repeat_interleave(group_size, 0) for x in prompts]                 # [B, P] each
     return Rollout(*prompts, response, mask, logp, ~ended, texts, group_size)
 
 
@@ -314,18 +308,15 @@ def response_hidden(model, rollout, make_mask=None):
     """One forward over prompt and response, one row per response -> [B, T, D], the hidden states
     that predict the response tokens. make_mask: a function that replaces the attention mask [B, N]
     (fast.py)."""
-    G = rollout.group_size
     T = rollout.mask.shape[1]
-    prompt_mask = rollout.prompt_mask.repeat_interleave(G, 0)                       # [B, P]
-    prompt_ids = rollout.prompt_ids.repeat_interleave(G, 0)                         # [B, P]
-    ids = torch.cat([prompt_ids, rollout.response_ids[:, :T - 1]], 1)               # [B, P+T-1]
-    attention = F.pad(prompt_mask.long(), (0, T - 1), value=1)                      # [B, P+T-1]
+    ids = torch.cat([rollout.prompt_ids, rollout.response_ids[:, :T - 1]], 1)       # [B, P+T-1]
+    attention = F.pad(rollout.prompt_mask.long(), (0, T - 1), value=1)              # [B, P+T-1]
     position = (attention.cumsum(-1) - 1).clamp(min=0)                              # [B, P+T-1]
     if make_mask:
         attention = make_mask(model.config, attention.bool(), attention.shape[1])
     hidden = model.base_model(input_ids=ids, attention_mask=attention, position_ids=position,
                               use_cache=False).last_hidden_state                    # [B, P+T-1, D]
-    return hidden[:, prompt_mask.shape[1] - 1:]                                     # [B, T, D]
+    return hidden[:, rollout.prompt_mask.shape[1] - 1:]                             # [B, T, D]
 
 
 def token_scores(model, hidden, rollout, temperature, entropy):
@@ -340,7 +331,7 @@ def token_scores(model, hidden, rollout, temperature, entropy):
     states, ids = (x.flatten(0, 1).index_select(0, where)                           # [N, D], [N]
                    for x in (hidden, rollout.response_ids))
     parts = list(zip(states.split(rows), ids.split(rows)))                          # [n, D], [n]
-    kept = rollout.attached.get("kept")                      # features/kept_tokens.py
+    kept = rollout.kept_tokens
     leave = kept.leave(where, rows) if kept else [None] * len(parts)
     call = token_logp if len(parts) == 1 else partial(checkpoint, token_logp, use_reentrant=False)
     chunks = [call(head, h, y, temperature, entropy, some)

@@ -22,9 +22,10 @@ class Pass(NamedTuple):
     indices: torch.Tensor  # [L, B, S, K] chosen experts; -1: not recorded, the router decides
     logits: torch.Tensor   # [L, B, S, E] router logits, with gradient if the forward had one
 
-    def rows(self, index):
-        """Those of the rows `index` along B."""
-        return Pass(self.indices[:, index], self.logits[:, index])
+    def take(self, rows):
+        """Those of the rows [n] along B."""
+        rows = rows.to(self.indices.device, non_blocking=True)
+        return Pass(self.indices[:, rows], self.logits[:, rows])
 
 
 class UnknownRouter(ValueError):
@@ -46,10 +47,6 @@ class Routes:
             raise ValueError(f"these routes hold {len(self.passes)} forwards, not one: take one of "
                              ".passes")
         return self.passes[0]
-
-    def rows(self, index):
-        """The routes of some rows. index: for each forward an index along B."""
-        return Routes(p.rows(one) for p, one in zip(self.passes, index, strict=True))
 
 
 def find_routers(model):

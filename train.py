@@ -43,7 +43,7 @@ if __name__ == "__main__":
 
 import math
 import time
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field
 
 import torch
 from transformers.utils import logging
@@ -53,7 +53,7 @@ from eval import held_out
 from losses import combine_stats, policy_loss, token_weights
 from plumbing.parallel import processes
 from plumbing.speed import zero_variance_groups
-from rollout import Rollout, Scores
+from rollout import Rollout, Scores, take_fields
 from routes import Pass, router_shift
 from session.errors import errors_in_one_line
 from session.learner import forced, overflowed
@@ -67,7 +67,7 @@ class Batch:
     """A rollout batch and all that an update needs of it. Tensors have a row per response."""
 
     rollout: Rollout
-    problems: list                           # Q: the prompts, and the answers that are right
+    problems: list                           # B: the prompts, and the answers that are right
     parts: torch.Tensor                      # [B, K] the components of the rewards
     old_logp: torch.Tensor                   # [B, T] log π_old of each token
     rewards: torch.Tensor | None = None      # [B] the weighted sums of their components
@@ -76,36 +76,15 @@ class Batch:
     factors: torch.Tensor | None = None      # [B, T] constants on the surrogate (scale_surrogate)
     routes: Pass | None = None               # [L, B, T, ·] what π_old's routers chose (MoE)
     free_logp: torch.Tensor | None = None    # [B, T] log π_old without forced routes, if forced
-    sampled: list | None = None              # [(rollout, parts)] of all rounds of sampling
-    added: tuple = ()                        # names of the components that features add to parts
+    sampled: tuple = ()                      # (rollout, parts) of each round of sampling
     step: int = 1                            # the number of the batch
-    more: dict = field(default_factory=dict)     # what features add, by name
+    extras: dict = field(default_factory=dict)   # what features add, by name
 
     group_size = property(lambda self: self.rollout.group_size)      # G
 
-    def groups(self, index):
-        """The groups of the prompts in `index` [q], in that order: a mini-batch."""
-        G = self.group_size
-        rows = (index[:, None] * G + torch.arange(G)).flatten()                     # [q · G]
-        return self.cut(self.rollout.groups(index), [self.problems[i] for i in index.tolist()],
-                        rows)
-
-    def rows(self, start, stop):
-        """Rows start:stop, whole groups or a part of one group: a micro-batch."""
-        G = self.group_size
-        problems = self.problems[start // G:(stop - 1) // G + 1]
-        return self.cut(self.rollout.rows(start, stop), problems, torch.arange(start, stop))
-
-    def cut(self, rollout, problems, rows):
-        """The rows [n] of all tensors, beside their rollout and problems."""
-        rows = rows.to(self.old_logp.device, non_blocking=True)
-        tensors = {f.name: getattr(self, f.name) for f in fields(self)}
-        tensors = {name: x[rows] for name, x in tensors.items() if isinstance(x, torch.Tensor)}
-        routes = self.routes and self.routes.rows(rows)                        # [L, rows, T, ·]
-        more = {name: x[rows] if isinstance(x, torch.Tensor) else
-                x.rows(rows) if hasattr(x, "rows") else x for name, x in self.more.items()}
-        return replace(self, rollout=rollout, problems=problems, routes=routes, more=more,
-                       **tensors)
+    def take(self, rows):
+        """The responses `rows` [n], whole groups or a part of one: a mini-batch, a micro-batch."""
+        return take_fields(self, rows)
 
     def scale_surrogate(self, factor):
         """Multiply the clipped surrogate of each token by factor [B, T], without a gradient."""
@@ -140,7 +119,7 @@ def train(settings, learner, task, recorder, saver):
         batch.advantages = estimate_advantages(
             settings.advantage, batch.rewards, G, settings.scale_rewards, parts=batch.parts,
             part_weights=task.weights(batch.parts), mask=batch.rollout.mask, old_logp=old.logp,
-            entropy=old.entropy, **batch.more)                                      # [B] or [B, T]
+            entropy=old.entropy, **batch.extras)                                    # [B] or [B, T]
         for change_advantages in hooks["advantages"]:
             change_advantages(batch)
 
@@ -160,16 +139,17 @@ def train(settings, learner, task, recorder, saver):
 
 
 def collect(settings, learner, task, step):
-    """(rollout, problems, parts [B, K], all that was sampled [(rollout, parts)]) of a batch."""
+    """(rollout, B problems, parts [B, K], (rollout, parts) of each round) of a rollout batch."""
     def draw(attempt):
         problems = [task.train[i] for i in learner.stream.next(settings.prompts_per_step, step)]
         rollout = sample(settings, learner, task, problems, step, attempt)
+        problems = [p for p in problems for _ in range(settings.num_generations)]   # B
         return rollout, problems, reward(learner, rollout, problems)
     rounds = [draw(0)]
     chosen = rounds[0]
     for resample in learner.features.hooks["resample"]:
         chosen = resample(rounds, draw)
-    return *chosen, [(rollout, parts) for rollout, _, parts in rounds]
+    return *chosen, tuple((rollout, parts) for rollout, _, parts in rounds)
 
 
 def sample(settings, learner, task, problems, step, attempt=0):
@@ -190,13 +170,14 @@ def reward(learner, rollout, problems):
 def mini_batches(settings, task, batch):
     """The batch in --steps_per_generation mini-batches of whole groups, with their token weights;
     all of it --num_iterations times, each in a new random order. old_logp stays as it is."""
+    G = settings.num_generations
     generator = generator_for(settings.seed, batch.step)
-    orders = [torch.randperm(len(batch.problems), generator=generator)
+    groups = torch.arange(len(batch.problems)).view(-1, G)                          # [Q, G] rows
+    orders = [torch.randperm(len(groups), generator=generator)
               for _ in range(settings.num_iterations)]                              # μ times [Q]
     for index in [part for order in orders for part in order.chunk(settings.steps_per_generation)]:
-        mini = batch.groups(index)
-        mini.weights = token_weights(mini.rollout.mask, settings.reduction,
-                                     group_size=settings.num_generations,
+        mini = batch.take(groups[index].flatten())
+        mini.weights = token_weights(mini.rollout.mask, settings.reduction, group_size=G,
                                      max_length=task.max_completion_length)         # [b, T]
         yield mini
 
@@ -207,8 +188,8 @@ def update(settings, learner, mini):
     learner.optimizer.zero_grad()
     shifts = settings.row.ratio == "log-shifted"     # RSPO, which compares routers
     done = []                                        # the statistics of each micro-batch
-    for start, stop in learner.micro_batches(live.rollout):
-        part = live.rows(start, stop)
+    for rows in learner.micro_batches(live.rollout):
+        part = live.take(rows)
         with forced(learner.actor.policy, part.rollout):
             new = learner.response_logp(part.rollout, temperature=settings.temperature,
                                         **learner.update_options)

@@ -32,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import train                                                                         # noqa: E402
 from advantages import group_advantages                                              # noqa: E402
-from features.routing_replay import RecordedRoutes, attach                           # noqa: E402
+from features.routing_replay import recorded_routes                                  # noqa: E402
 from intervals import mean                                                           # noqa: E402
 from moe import TinyMoE                                                              # noqa: E402
 from plumbing.data import running_sum, tasks                                         # noqa: E402
@@ -84,7 +84,7 @@ class Lab:
         old = self.score(rollout, routes)
         advantages = group_advantages(parts[:, 0], self.args.num_generations)          # [B]
         if routes:
-            rollout = attach(rollout, RecordedRoutes(old.passes))
+            rollout = replace(rollout, forced_routes=recorded_routes(old.passes, rollout))
         return train.Batch(rollout, problems, parts, old.logp, step=step, advantages=advantages,
                            routes=old.routes)
 
@@ -233,9 +233,10 @@ def flips(seed, flags="", quick=False):
     for step in range(1, (3 if quick else 12) + 1):
         minis = list(lab.minibatches(lab.rollout(step, routes=True)))
         for mini in minis:
-            lab.update(replace(mini, rollout=mini.rollout.without("routes")))
+            free = replace(mini.rollout, forced_routes=None)
+            lab.update(replace(mini, rollout=free))
         mask = mini.rollout.mask                                                     # [B, T]
-        new = lab.score(mini.rollout.without("routes"), routes=True)
+        new = lab.score(free, routes=True)
         with torch.no_grad(), forced(lab.policy, mini.rollout):
             replay = fast_response_logp(lab.policy, mini.rollout, lab.args.temperature,
                                         entropy=False)

@@ -57,17 +57,17 @@ class Critic(Feature):
         self.head_start = run.settings.critic_warmup
 
     def after_scoring(self, learner, batch, old):
-        batch.more["values"] = old.values                                           # [B, T]
-        batch.more["lam"] = self.lam
+        batch.extras["values"] = old.values                                         # [B, T]
+        batch.extras["lam"] = self.lam
         steps = self.head_start * learner.settings.updates_per_batch
         while batch.step > self.head_start and learner.schedule.last_epoch < steps:
             learner.schedule.step()                          # of updates that were skipped
 
     def loss(self, part, new, mini):
         mask = part.rollout.mask                                                    # [B, T]
-        values = part.more["values"]                                                # [B, T]
+        values = part.extras["values"]                                              # [B, T]
         per_token = mask / mini.rollout.mask.sum().clamp(min=1)                     # [B, T]
-        given = {x: part.more.get(x) for x in ("kl", "beta", "turn_rewards")}
+        given = {x: part.extras.get(x) for x in ("kl", "beta", "turn_rewards")}
         rewards = place_rewards(part.rewards, mask, parts=part.parts,
                                 part_weights=self.task.weights(part.parts), **given)    # [B, T]
         _, returns = gae(rewards, values, mask, lam=self.lam)                       # [B, T]

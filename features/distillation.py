@@ -107,29 +107,29 @@ class Distillation(Feature):
         settings = self.settings
         if settings.teacher_update_rate and batch.step > 1:
             move_towards(self.teacher, self.run.actor.policy, settings.teacher_update_rate)
-        rollout = batch.rollout.without("routes")            # its routers choose by themselves
+        rollout = replace(batch.rollout, forced_routes=None)     # its routers choose by themselves
         if settings.self_distillation:
             rollout = hinted(settings, self.run.task, self.run.tokenizer, batch)
             check_room(self.most, rollout.prompt_ids.shape[1], rollout.mask.shape[1])
         logp = learner.score(rollout, scorer=self.teacher).logp                     # [B, T]
         taught = find_taught(settings.self_distillation, batch)                     # [B]
-        batch.more["taught"] = taught
+        batch.extras["taught"] = taught
         # responses that it does not teach get log π_old, so their advantage is 0
-        batch.more["teacher_logp"] = torch.where(taught[:, None], logp, batch.old_logp)  # [B, T]
+        batch.extras["teacher_logp"] = torch.where(taught[:, None], logp, batch.old_logp)  # [B, T]
 
     def advantages(self, batch):
         if self.settings.distillation_coef:
             mask = batch.rollout.mask                                               # [B, T]
             if batch.advantages.dim() == 1:
                 batch.advantages = batch.advantages[:, None] * mask                 # [B, T]
-            added = distillation(batch.more["teacher_logp"], batch.old_logp, mask)  # [B, T]
+            added = distillation(batch.extras["teacher_logp"], batch.old_logp, mask)  # [B, T]
             batch.advantages = batch.advantages + self.settings.distillation_coef * added
 
     def metrics(self, batch, mini, new):
         """KL(π_old || teacher) per token, by the estimator k1."""
         old_logp = batch.old_logp if batch.free_logp is None else batch.free_logp   # [B, T]
-        kept = batch.rollout.mask & batch.more["taught"][:, None]                   # [B, T]
-        return {"teacher_kl": masked_mean(old_logp - batch.more["teacher_logp"], kept)}
+        kept = batch.rollout.mask & batch.extras["taught"][:, None]                 # [B, T]
+        return {"teacher_kl": masked_mean(old_logp - batch.extras["teacher_logp"], kept)}
 
     def state_dict(self):
         moves = self.settings.teacher_update_rate
@@ -191,15 +191,16 @@ def find_taught(hint, batch):
 def hinted(settings, task, tokenizer, batch):
     """The rollout after prompts made by --hint_template, which contain the right answers, or the
     first right response of each group ("" without one)."""
-    answers = [problem.answer for problem in batch.problems]
+    G = batch.group_size
+    problems = batch.problems[::G]                                                  # Q
+    answers = [problem.answer for problem in problems]
     if settings.self_distillation == "sibling":
         right = find_right(batch)                                                   # [Q, G]
-        texts = [batch.rollout.texts[i * batch.group_size + row.int().argmax()]
-                 for i, row in enumerate(right)]
+        texts = [batch.rollout.texts[i * G + row.int().argmax()] for i, row in enumerate(right)]
         answers = [text if row.any() else "" for text, row in zip(texts, right)]
     prompts = [hinted_prompt(settings, task, tokenizer, replace(problem, answer=answer))
-               for problem, answer in zip(batch.problems, answers)]
-    return batch.rollout.after(prompts, tokenizer)
+               for problem, answer in zip(problems, answers)]
+    return batch.rollout.after([ids for ids in prompts for _ in range(G)], tokenizer)
 
 
 def hinted_prompt(settings, task, tokenizer, problem):

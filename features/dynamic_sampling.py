@@ -38,11 +38,13 @@ class DynamicSampling(Feature):
             signal = torch.cat([signal, self._find_signal(*rounds[-1])])            # [Q]
         keep = signal.int().argsort(descending=True, stable=True)[:count]           # [q]
         rollouts, problems, parts = zip(*rounds)
+        G = rollouts[0].group_size
+        rows = torch.arange(len(signal) * G).view(-1, G)[keep.cpu()].flatten()      # [q · G]
+        # metrics describe all of them, without what would take much memory
+        rounds[:] = [(replace(rollout, forced_routes=None, kept_tokens=None), *others)
+                     for rollout, *others in rounds]
         problems = sum(problems, [])
-        groups = torch.cat(parts).unflatten(0, (len(problems), -1))[keep]           # [q, G, K]
-        # metrics describe all of them, without what is attached, which would take much memory
-        rounds[:] = [(replace(rollout, attached={}), *more) for rollout, *more in rounds]
-        return concat(rollouts).groups(keep), [problems[i] for i in keep], groups.flatten(0, 1)
+        return concat(rollouts).take(rows), [problems[i] for i in rows], torch.cat(parts)[rows]
 
     def _find_signal(self, rollout, problems, parts):
         """Which groups have a gradient, [Q] bool."""

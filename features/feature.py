@@ -26,7 +26,7 @@ class Feature:
 
     flags = None                 # a frozen dataclass, whose fields are made by flag()
     presets = {}                 # {algorithm: {flag: value}}, as arguments.PRESETS
-    provides = ()                # keys of advantages.INPUTS that it puts into batch.more
+    provides = ()                # keys of advantages.INPUTS that it puts into batch.extras
     needs_entropy = False        # whether after_scoring reads old.entropy, or loss new.entropy
     needs_routes = False         # whether loss reads new.routes
     head_start = 0               # rollout batches at the peak learning rate before its schedule
@@ -82,9 +82,9 @@ class Feature:
 
     def after_scoring(self, learner, batch, old):
         """After the old log-probs, before rewards and advantages: change the batch, or put into
-        batch.more what updates, metrics and an --advantage (by the names of `provides`) read. old:
-        the Scores of π_old. A tensor with a row per response is cut into mini-batches by itself;
-        another object needs a method rows(index [b])."""
+        batch.extras what updates, metrics and an --advantage (by the names of `provides`) read.
+        old: the Scores of π_old. A tensor or a list with an entry per response is cut into
+        mini-batches by itself; another object needs a method take(rows [n])."""
 
     def advantages(self, batch):
         """Change batch.advantages, [B] or [B, T], which the --advantage has computed."""

@@ -5,7 +5,7 @@ token, under any policy, is renormalized over the set that was kept when it was 
 2512.02556 §3.1; slime and prime-rl do so, too). Otherwise each ratio is wrong by the mass that was
 cut off.
 
-The sets travel with the rollout, in attached["kept"], and are cut and joined with it; whoever
+The sets travel with the rollout, as its kept_tokens, and are cut and joined with it; whoever
 scores such a rollout reads them (rollout.token_scores). A greedy evaluation needs none.
 """
 
@@ -50,13 +50,13 @@ class KeptTokens(Feature):
         self.tokenizer = run.tokenizer
 
     def after_scoring(self, learner, batch, old):
-        if "kept" not in batch.rollout.attached:
+        if batch.rollout.kept_tokens is None:
             raise Refusal(f"--sampler {self.sampler_name} does not return the kept tokens "
-                          '(Rollout.attached["kept"], of features/kept_tokens.py: KeptSets), '
+                          '(Rollout.kept_tokens, of features/kept_tokens.py: KeptSets), '
                           "which --top_p and --top_k need: leave these two out")
 
     def tokens(self, rollout):
-        ids = rollout.attached["kept"].ids.tolist()                                 # [G][T][K]
+        ids = rollout.kept_tokens.ids.tolist()                                      # [G][T][K]
         return {"kept": [[[self.tokenizer.decode([k]) for k in dict.fromkeys(kept)] for kept in row]
                          for row in ids]}
 
@@ -78,8 +78,7 @@ class KeepingSampler(Wrapper):
         rollout = self.sampler.sample(prompts, group_size, uniforms, temperature, **options)
         if not temperature:
             return rollout
-        kept = join_sets(steps, rollout.mask)
-        return replace(rollout, attached=rollout.attached | {"kept": kept})
+        return replace(rollout, kept_tokens=join_sets(steps, rollout.mask))
 
 
 def kept_tokens(logits, top_p, top_k):
@@ -119,8 +118,8 @@ class KeptSets:
 
     ids: torch.Tensor            # [B, T, K], smaller sets padded with a token of the set
 
-    def cut(self, rollout, prompts, rows):
-        return KeptSets(self.ids[rows])                                             # [b, T, K]
+    def take(self, rows):
+        return KeptSets(self.ids[rows.to(self.ids.device)])                         # [n, T, K]
 
     def join(self, others, P, T):
         """All of these as one, padded to responses of T tokens."""

@@ -44,12 +44,13 @@ class Lengths(Feature):
     def __init__(self, run):
         self.settings = run.settings
         self.limit = run.task.max_completion_length
+        if run.settings.overlong_cache:
+            run.task.penalties = ("overlong",)
 
     def after_scoring(self, learner, batch, old):
         if self.settings.overlong_cache:
             batch.parts = self._longer(batch.rollout, batch.parts)                   # [B, K + 1]
-            batch.sampled = [(one, self._longer(one, parts)) for one, parts in batch.sampled]
-            batch.added = (*batch.added, "overlong")
+            batch.sampled = tuple((one, self._longer(one, parts)) for one, parts in batch.sampled)
 
     def advantages(self, batch):
         """After the advantages, in which the rewards of all responses count. Metrics of rewards and

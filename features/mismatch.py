@@ -56,11 +56,11 @@ class Mismatch(Feature):
 
     def after_scoring(self, learner, batch, old):
         weights = mismatch_correction(self.settings, batch.old_logp, batch.rollout)     # [B, T]
-        batch.more["mismatch_weights"] = weights
+        batch.extras["mismatch_weights"] = weights
         batch.scale_surrogate(weights)
 
     def metrics(self, batch, mini, new):
-        return weight_stats(batch.more["mismatch_weights"], batch.rollout.mask)
+        return weight_stats(batch.extras["mismatch_weights"], batch.rollout.mask)
 
 
 def read_mask_bounds(settings):

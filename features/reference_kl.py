@@ -82,20 +82,20 @@ class ReferenceKL(Feature):
         if settings.sync_ref_model and done and done % settings.ref_model_sync_steps == 0:
             move_towards(self.reference, self.actor.policy, settings.ref_model_mixup_alpha)
         ref_logp = learner.score(batch.rollout, scorer=self.reference).logp         # [B, T]
-        batch.more["ref_logp"] = ref_logp
+        batch.extras["ref_logp"] = ref_logp
         if kl_in_rewards(settings):
             mask = batch.rollout.mask                                               # [B, T]
-            batch.more["kl"] = kl_penalty(batch.old_logp, ref_logp, mask, "k1")     # [B, T]
-            batch.more["beta"] = settings.beta
+            batch.extras["kl"] = kl_penalty(batch.old_logp, ref_logp, mask, "k1")   # [B, T]
+            batch.extras["beta"] = settings.beta
 
     def loss(self, part, new, mini):
-        kl = kl_penalty(new.logp, part.more["ref_logp"], part.rollout.mask,
+        kl = kl_penalty(new.logp, part.extras["ref_logp"], part.rollout.mask,
                         self.settings.kl_estimator, part.old_logp)                  # [B, T]
         return {"kl_loss": self.settings.beta * (part.weights * kl).sum()}
 
     def metrics(self, batch, mini, new):
         mask = batch.rollout.mask
-        return {"kl": masked_mean(kl_penalty(batch.old_logp, batch.more["ref_logp"], mask), mask)}
+        return {"kl": masked_mean(kl_penalty(batch.old_logp, batch.extras["ref_logp"], mask), mask)}
 
     def state_dict(self):
         moves = self.settings.sync_ref_model

@@ -4,7 +4,7 @@ and the new log-prob of a token come from the same part of the model.
     old       (R2, 2507.18071 §5.3) those of the recomputation of the old log-probs
     rollout   (R3, 2510.11370) those that the sampler's routers chose
 
-The routes travel with the rollout, in attached["routes"], and are cut and joined with it; whoever
+The routes travel with the rollout, as its forced_routes, and are cut and joined with it; whoever
 scores such a rollout forces them (session/learner.py: forced). Only the choice is forced: gates
 and their gradient are the current policy's.
 """
@@ -72,19 +72,20 @@ class RoutingReplay(Feature):
             return
         own = None
         if self.settings.routing_replay == "rollout":     # the old log-probs have forced routes
-            free = learner.score(batch.rollout.without("routes"))
+            free = learner.score(replace(batch.rollout, forced_routes=None))
             own = free.routes
             batch.free_logp = free.logp                                             # [B, T]
-        batch.rollout = attach(batch.rollout, RecordedRoutes(old.passes, own))
+        routes = recorded_routes(old.passes, batch.rollout, own)
+        batch.rollout = replace(batch.rollout, forced_routes=routes)
 
     def metrics(self, batch, mini, new):
         """free_routes: what the routers choose by themselves, under π_old and π_θ, which the core's
         flip_rate and tokens.jsonl describe."""
-        routes = batch.rollout.attached["routes"]
+        routes = batch.rollout.forced_routes
         if not isinstance(routes, RecordedRoutes):
             return {}
-        free = self.learner.score(mini.rollout.without("routes")).routes            # [L, B, T, ·]
-        mini.more["free_routes"] = (mini.rollout.attached["routes"].own or mini.routes, free)
+        free = self.learner.score(replace(mini.rollout, forced_routes=None)).routes  # [L, B, T, ·]
+        mini.extras["free_routes"] = (mini.rollout.forced_routes.own or mini.routes, free)
         tokens = max(1, int(batch.rollout.mask.sum()))
         size = sum(x.nbytes for p in routes.recorded.passes for x in p)
         return {"route_bytes_per_token": size / tokens}
@@ -104,11 +105,7 @@ def check_gates(policy, half):
         raise Refusal(f"--routing_replay: {error}") from None
 
 
-def attach(rollout, routes):
-    return replace(rollout, attached=rollout.attached | {"routes": routes})
-
-
-# ------------------------------------------------------------------- what is attached to a rollout
+# -------------------------------------------------------------------- forced_routes of a rollout
 
 @dataclass
 class RecordedRoutes:
@@ -116,34 +113,44 @@ class RecordedRoutes:
     the responses, or one forward over all."""
 
     recorded: Routes
+    responses: int               # B
     own: Pass | None = None      # [L, B, T, ·] the routers' own choice, where `recorded` was forced
 
-    def cut(self, rollout, prompts, rows):
-        """Those of the responses `rows` [n] of the rollout. A row of a forward over prompts belongs
-        to a whole group or a part of one; the row of the shared prefix belongs to all."""
-        passes = self.recorded.passes
-        shares = [len(rollout.mask) // p.indices.shape[1] for p in passes]
-        index = [rows[::share] // share for share in shares]
-        if passes[0].indices.shape[2] == rollout.prefix:
-            index[0] = slice(1)
-        own = self.own and self.own.rows(rows)
-        return RecordedRoutes(self.recorded.rows(index), own)
+    def take(self, rows):
+        passes = take_shared(self.recorded.passes, self.responses, rows)
+        return RecordedRoutes(Routes(passes), len(rows), self.own and self.own.take(rows))
 
-    def fit_to_forwards(self, policy, rollout):
+    def fit_to_forwards(self, rollout):
         return self.recorded
+
+
+def recorded_routes(routes, rollout, own=None):
+    """The RecordedRoutes of the forwards that scored a rollout. They may have been several, for
+    micro-batches or processes, each with a row of the shared prefix: the first is kept."""
+    prefix, *others = routes.passes
+    if prefix.indices.shape[2] == rollout.prefix:
+        routes = Routes([prefix.take(torch.zeros(1, dtype=torch.long)), *others])
+    return RecordedRoutes(routes, len(rollout.mask), own)
+
+
+def take_shared(passes, B, rows):
+    """The passes of the responses `rows` [n] of B. A row of a forward over prompts belongs to a
+    whole group or a part of one; the row of the shared prefix belongs to all."""
+    shares = [B // p.indices.shape[1] for p in passes]
+    return [p.take(rows[::share] // share) for p, share in zip(passes, shares)]
 
 
 @dataclass
 class SampledRoutes:
-    """The routes of the sampler, a row per response."""
+    """The routes of the sampler."""
 
-    prompts: Pass                # [L, Q, P, ·] laid out like prompt_ids
+    prompts: Pass                # [L, Q, P, ·] a row per group
     responses: Pass              # [L, B, T-1, ·] without the last token, which predicts nothing
     together: bool               # whether the policy reads prompt and response in one forward
 
-    def cut(self, rollout, prompts, rows):
-        return replace(self, prompts=self.prompts.rows(prompts),
-                       responses=self.responses.rows(rows))
+    def take(self, rows):
+        B = self.responses.indices.shape[1]
+        return SampledRoutes(*take_shared((self.prompts, self.responses), B, rows), self.together)
 
     def join(self, others, P, T):
         """All of these as one, padded to prompts of P tokens and responses of T tokens."""
@@ -155,7 +162,7 @@ class SampledRoutes:
         joined = [Pass(*(torch.cat(x, 1) for x in zip(*some))) for some in (prompts, responses)]
         return SampledRoutes(*joined, self.together)
 
-    def fit_to_forwards(self, policy, rollout):
+    def fit_to_forwards(self, rollout):
         """The Routes, arranged for the forwards that will score this rollout."""
         G = rollout.group_size
         if self.together or G == 1:
@@ -182,4 +189,5 @@ class RecordingSampler(Wrapper):
         prompts = Pass(*(x[:, ::rollout.group_size] for x in passes[0]))            # [L, Q, P, ·]
         responses = Pass(*(torch.cat([first[:, :, :0], *steps], 2)
                            for first, *steps in zip(*passes)))                      # [L, B, T-1, ·]
-        return attach(rollout, SampledRoutes(prompts, responses, self.together))
+        routes = SampledRoutes(prompts, responses, self.together)
+        return replace(rollout, forced_routes=routes)

@@ -30,9 +30,8 @@ class TokenCredit(Feature):
 
     def after_scoring(self, learner, batch, old):
         rollout = batch.rollout
-        errors = [self.task.first_error(text, batch.problems[i // batch.group_size])
-                  for i, text in enumerate(rollout.texts)]
-        batch.more["blamed"] = find_blamed(errors, rollout.mask)                    # [B, T]
+        errors = list(map(self.task.first_error, rollout.texts, batch.problems))
+        batch.extras["blamed"] = find_blamed(errors, rollout.mask)                  # [B, T]
 
 
 def find_blamed(errors, mask):

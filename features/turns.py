@@ -128,9 +128,9 @@ class TurnSampler(Wrapper):
         uniforms = torch.stack([r.uniforms.roll(-len(r.tokens)) for r in responses])    # [b, T]
         options = {"limits": torch.tensor([r.room for r in responses])} if self.limited else {}
         turns = self.sampler.sample(prompts, group_size, uniforms, temperature, **options)
-        if turns.attached:
-            self.environment.fail(f"the sampler attaches {', '.join(turns.attached)} to its "
-                                  "responses, which is not joined over several turns")
+        if turns.forced_routes or turns.kept_tokens:
+            self.environment.fail("the sampler attaches routes or kept tokens to its responses, "
+                                  "which are not joined over several turns")
         for response, *turn in zip(responses, turns.token_lists(), turns.sampler_logp.tolist(),
                                    turns.texts, turns.truncated.tolist()):
             self.write(response, *turn)
@@ -328,7 +328,7 @@ class Turns(Feature):
         return TurnSampler(sampler, settings)
 
     def after_scoring(self, learner, batch, old):
-        batch.more["turn_rewards"] = batch.rollout.turn_rewards                     # [B, T]
+        batch.extras["turn_rewards"] = batch.rollout.turn_rewards                   # [B, T]
 
     def metrics(self, batch, mini, new):
         games = [game for rollout, _ in batch.sampled for game in rollout.games]

@@ -107,7 +107,7 @@ def check_agreement(policy, rollout, temperature, dtype):
 
     temperature: of sampling; 0: greedy, where log-probs have temperature 1. dtype: of vLLM's
     arithmetic. Raises Refusal if they differ by more than rounding in `dtype` explains."""
-    part = rollout.rows(0, min(ROWS, rollout.group_size))
+    part = rollout.take(torch.arange(min(ROWS, rollout.group_size)))
     logp = response_logp(policy, part, temperature or 1.0, entropy=False).logp      # [b, T]
     difference = (logp - part.sampler_logp)[part.mask].abs().mean().item()
     if not difference <= NOISE[dtype]:                       # NaN, too

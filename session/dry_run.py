@@ -76,7 +76,7 @@ def peak_memory(learner, task, rollout):
     process took at most."""
     rows = learner.rows_per_pass()
     T = task.max_completion_length
-    pass_with_longest_responses(learner, rollout.rows(0, rows), T)
+    pass_with_longest_responses(learner, rollout.take(torch.arange(rows)), T)
     longest = f"{rows} responses of {T} tokens in a pass"
     if learner.device.type == "cuda":
         peak = torch.cuda.max_memory_allocated() / 2 ** 30

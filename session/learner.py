@@ -58,8 +58,8 @@ class Learner:
         record = self.settings.old_logp == "recompute" and other.routed      # the routers' choices
         chunks = []
         size = None if as_in_update else len(rollout.mask)
-        for start, stop in self.micro_batches(rollout, size):
-            part = rollout.rows(start, stop)
+        for rows in self.micro_batches(rollout, size):
+            part = rollout.take(rows)
             with forced(other.policy, part):
                 scores = (scorer or self.response_logp)(
                     part, temperature=self.settings.temperature, entropy=entropy,
@@ -69,13 +69,12 @@ class Learner:
         return chunks[0] if len(chunks) == 1 else join_scores(chunks)
 
     def micro_batches(self, rollout, size=None):
-        """(start, stop) of the rows of each forward pass in this process's share of a rollout.
-        size: rows per pass; None: as in an update."""
+        """The rows [n] of each forward pass in this process's share of a rollout. size: rows per
+        pass; None: as in an update."""
         size = size or self.rows_per_pass()
         B = len(rollout.mask)
         share = processes.share(B) if self.world > 1 else slice(0, B)
-        starts = range(share.start, share.stop, size)
-        return [(start, min(start + size, share.stop)) for start in starts]
+        return torch.arange(share.start, share.stop).split(size)
 
     def rows_per_pass(self):
         """Rows of a forward pass of an update: whole groups, or a part of one. In 16 bits a row may
@@ -165,7 +164,7 @@ def overflowed(scaler, stats):
 def forced(policy, rollout):
     """`with forced(policy, rollout):` the routers take the experts that the rollout carries
     (features/routing_replay.py); if it carries none, they choose by themselves."""
-    routes = rollout.attached.get("routes")
-    if not routes:
+    routes = rollout.forced_routes
+    if routes is None:
         return nullcontext()
-    return replay_routes(policy, routes.fit_to_forwards(policy, rollout))
+    return replay_routes(policy, routes.fit_to_forwards(rollout))

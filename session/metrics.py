@@ -43,12 +43,12 @@ def rollout_metrics(batch, task, settings):
         signal = [task.groups_with_signal(settings, *one) for one in sampled]
         live = torch.cat(signal).float().mean().item()
     return {"reward": rewards.mean().item(), "reward_std": rewards.std(unbiased=False).item(),
-            "reward_parts": dict(zip([*task.component_names, *batch.added], means)),
+            "reward_parts": dict(zip([*task.component_names, *task.penalties], means)),
             "pass_rate": (parts[:, 0] >= 1).float().mean().item(),
             "length": lengths.mean().item(),
             "inverse_length": masked_mean(1 / lengths, lengths > 0),
             "truncated": truncated.float().mean().item(), "zero_variance_groups": 1 - live,
-            "discarded_groups": len(rewards) // G - len(batch.problems)}
+            "discarded_groups": (len(rewards) - len(batch.problems)) // G}
 
 
 def update_metrics(updates):
@@ -115,7 +115,7 @@ def masked_mean(x, mask):
 def free_routes(mini, new):
     """(old, new): what the routers choose by themselves under both policies, Pass [L, B, T, ·]
     each, also where a feature forces other experts; None for what was not recorded."""
-    return mini.more.get("free_routes", (mini.routes, new.routes))
+    return mini.extras.get("free_routes", (mini.routes, new.routes))
 
 
 def batch_record(settings, task, batch, mini, new, updates, metrics_hooks):
@@ -238,7 +238,7 @@ class Recorder:
         G = batch.rollout.group_size
         firsts = [{"prompt": problem.prompt, "response": batch.rollout.texts[i * G],
                    "reward": round(batch.rewards[i * G].item(), 7)}
-                  for i, problem in enumerate(batch.problems[:2])]
+                  for i, problem in enumerate(batch.problems[:2 * G:G])]
         for i, game in enumerate(batch.rollout.games[:2 * G:G]):
             firsts[i] |= {"turns": game.messages, "turn_rewards": game.rewards}
         self.report(record)
@@ -330,10 +330,10 @@ def group_record(mini, new, learner, task):
     finite become null.
     """
     G = mini.rollout.group_size
-    moves = mini.advantages.reshape(len(mini.problems), -1).ne(0).any(-1)    # [prompts]
+    moves = mini.advantages.reshape(len(mini.problems) // G, -1).ne(0).any(-1)      # [Q]
     group = int(moves.int().argmax())                        # the first such group, or group 0
-    rows = slice(group * G, (group + 1) * G)
-    shown = mini.rows(rows.start, rows.stop)
+    rows = torch.arange(group * G, (group + 1) * G)          # [G]
+    shown = mini.take(rows)
     rollout = shown.rollout
     per_token = {"old_logp": shown.old_logp, "new_logp": new.logp[rows],
                  "sampler_logp": rollout.sampler_logp}
@@ -363,15 +363,14 @@ def group_record(mini, new, learner, task):
     decode = learner.tokenizer.decode
     A = shown.advantages
     record = {
-        "step": mini.step, "prompt": decode(rollout.prompt_ids[rollout.prompt_mask].tolist()),
+        "step": mini.step, "prompt": decode(rollout.prompt_ids[0][rollout.prompt_mask[0]].tolist()),
         "ids": ids, "tokens": [[decode([token]) for token in row] for row in ids],
         "mask": [[int(m) for m in row] for row in cut(mask)],
         "rewards": rounded(shown.rewards.tolist()),
         "advantages": rounded(A.tolist()) if A.dim() == 1 else cut(A),
         "cut_off": [not any(row) for row in mask]}
     if task.first_error:
-        problem, = shown.problems
-        record["first_error"] = [task.first_error(text, problem) for text in rollout.texts]
+        record["first_error"] = [*map(task.first_error, rollout.texts, shown.problems)]
     return record | {name: cut(x) for name, x in per_token.items()}
 
 

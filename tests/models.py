@@ -73,8 +73,7 @@ def own_scores(model, rollout, temperature=1.0):
     [B, T], 0 outside the mask."""
     chosen, entropies = [], []
     for i, mask in enumerate(rollout.mask):
-        q = i // rollout.group_size
-        prompt = rollout.prompt_ids[q][rollout.prompt_mask[q]]                      # [p]
+        prompt = rollout.prompt_ids[i][rollout.prompt_mask[i]]                      # [p]
         answer = rollout.response_ids[i][mask]                                      # [t]
         logits = model(input_ids=torch.cat([prompt, answer])[None], use_cache=False).logits[0]
         logp = (logits[len(prompt) - 1:-1] / temperature).log_softmax(-1)           # [t, V]

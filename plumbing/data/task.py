@@ -49,6 +49,7 @@ class Task:
     own_length: int | None = None        # what it was before a flag set it
     least_reward: float = -math.inf      # the smallest that the advantage can use
     played: bool = False         # with an environment: the first component is the return
+    penalties: tuple = ()        # names of the components that features add after its own
 
     def digest_prompts(self):
         """SHA-256 of the training prompts, by which --resume notices that they, or their order,
@@ -79,8 +80,7 @@ class Task:
         return names or ["correct"]
 
     def weights(self, components):
-        """The weights of the columns of components [B, K]. Columns that do not come from a reward
-        function (the overlong penalty) have weight 1.
+        """The weights of the columns of components [B, K]. Those of `penalties` have weight 1.
 
         Raises Refusal if --reward_weights does not have one number per component.
         """

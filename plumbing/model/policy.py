@@ -253,9 +253,8 @@ def score_one_by_one(model, rollout):
     """Log-probs [B, T] of the response tokens from the model's logits, one forward per response,
     without padding."""
     logp = torch.zeros_like(rollout.sampler_logp)                                   # [B, T]
-    G = rollout.group_size
     for row, mask in enumerate(rollout.mask):
-        prompt = rollout.prompt_ids[row // G][rollout.prompt_mask[row // G]]        # [p]
+        prompt = rollout.prompt_ids[row][rollout.prompt_mask[row]]                  # [p]
         ids = torch.cat([prompt, rollout.response_ids[row][mask]])                  # [p+t]
         every = model(input_ids=ids[None]).logits[0, :-1].float().log_softmax(-1)   # [p+t-1, V]
         logp[row, mask] = every.gather(-1, ids[1:, None])[len(prompt) - 1:, 0]      # [t]

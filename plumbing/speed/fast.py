@@ -267,8 +267,8 @@ def move_prefix_first(ids, mask, prefix):
 def fast_response_logp(model, rollout, temperature=1.0, entropy=True, record=False):
     """rollout.response_logp, with prompts and equal responses computed once. record: also return
     the experts that the routers chose."""
-    # with something attached to it, every response keeps its row
-    keep_rows = bool(rollout.attached) or must_keep_rows(model)
+    # what belongs to the rows of a forward fits only if every response keeps its row
+    keep_rows = bool(rollout.forced_routes or rollout.kept_tokens) or must_keep_rows(model)
     small, source = (rollout, slice(None)) if keep_rows else merge_repeats(rollout)     # [B]
     width = rollout.mask.shape[1]
     T = width
@@ -283,9 +283,9 @@ def fast_response_logp(model, rollout, temperature=1.0, entropy=True, record=Fal
     pad = lambda x: x if x is None else F.pad(x, (0, 0) * (x.dim() - 2) + (0, width - T))[source]
     scores = Scores(pad(scores.logp), pad(scores.entropy), pad(scores.hidden))
     if record:
-        last = passes.passes[-1].indices.shape[1]
-        if last != len(rollout.prompt_ids):  # equal responses have shared a row
-            passes = passes.rows([slice(None)] * (len(passes.passes) - 1) + [source])
+        last = passes.passes[-1]
+        if small is not rollout and last.indices.shape[1] == len(small.mask):
+            passes.passes[-1] = last.take(source)            # equal responses have shared a row
         scores.passes = passes
         scores.routes = select_response_routes(passes, rollout)                     # [L, B, T, ·]
     return scores
@@ -325,7 +325,8 @@ def merge_repeats(rollout):
         return rollout, slice(None)
     number = number.view(-1, G)                                                     # [Q, G]
     rows = number[:, :1].repeat(1, size).scatter(1, distinct, number).flatten()     # [Q·size]
-    small = replace(rollout, response_ids=rollout.response_ids[rows], mask=rollout.mask[rows],
+    names = ("prompt_ids", "prompt_mask", "response_ids", "mask")
+    small = replace(rollout, **{name: getattr(rollout, name)[rows] for name in names},
                     sampler_logp=None, truncated=None, texts=None, group_size=size)
     return small, (number[:, :1] // G * size + distinct).flatten()                  # [B]
 
@@ -348,9 +349,9 @@ def shared_hidden(model, rollout):
     prompts' keys and values -> [B, T, D]."""
     G = rollout.group_size
     T = rollout.mask.shape[1]
-    prompt_mask = rollout.prompt_mask
+    prompt_mask = rollout.prompt_mask[::G]                                          # [Q, P]
     cache = DynamicCache(config=model.config)
-    inputs = prepare_prompts(model, rollout.prompt_ids, prompt_mask, rollout.prefix, cache)
+    inputs = prepare_prompts(model, rollout.prompt_ids[::G], prompt_mask, rollout.prefix, cache)
     first = model.base_model(**inputs).last_hidden_state[:, -1:]                    # [Q, 1, D]
     first = first.repeat_interleave(G, 0)                                           # [B, 1, D]
     if T == 1:
@@ -373,7 +374,7 @@ def shared_hidden(model, rollout):
 def groups_per_row(config, rollout):
     """The number of groups in a packed row. 0: not even one group is short enough, or the model
     does not accept custom positions and masks."""
-    Q, P = rollout.prompt_ids.shape
+    Q, P = rollout.prompt_ids[::rollout.group_size].shape
     T = rollout.mask.shape[1]
     each = P - rollout.prefix + rollout.group_size * (T - 1)
     fit = [k for k in range(1, Q + 1) if Q % k == 0 and rollout.prefix + k * each <= MAX_PACKED]
@@ -387,13 +388,13 @@ def packed_hidden(model, rollout, groups):
 
     The attention mask keeps apart what does not belong together, see `packed_mask`.
     """
-    Q, P = rollout.prompt_ids.shape
     G = rollout.group_size
     T = rollout.mask.shape[1]
     prefix = rollout.prefix
     device = rollout.mask.device
-    ids = rollout.prompt_ids                                                        # [Q, P]
-    mask = rollout.prompt_mask                                                      # [Q, P]
+    ids = rollout.prompt_ids[::G]                                                   # [Q, P]
+    mask = rollout.prompt_mask[::G]                                                 # [Q, P]
+    Q, P = ids.shape
     if prefix:
         ids, mask = move_prefix_first(ids, mask, prefix)
     position = (mask.cumsum(-1) - 1).clamp(min=0)                                   # [Q, P]

@@ -19,6 +19,10 @@ def concat(rollouts):
 
     def right(name):
         return torch.cat([F.pad(getattr(r, name), (0, T - r.mask.shape[1])) for r in rollouts])
+
+    def join(name):
+        one, *others = (getattr(r, name) for r in rollouts)
+        return one and one.join(others, P, T)
     first = rollouts[0]
     rewards = {"turn_rewards": right("turn_rewards")} if first.games else {}
     return replace(
@@ -26,8 +30,7 @@ def concat(rollouts):
         **{name: right(name) for name in ("response_ids", "mask", "sampler_logp")}, **rewards,
         truncated=torch.cat([r.truncated for r in rollouts]),
         texts=[text for r in rollouts for text in r.texts],
-        attached={name: x.join([r.attached[name] for r in rollouts[1:]], P, T)
-                  for name, x in first.attached.items()},
+        **{name: join(name) for name in ("forced_routes", "kept_tokens")},
         games=[game for r in rollouts for game in r.games],
         prefix=find_shared_prefix(rollouts))
 

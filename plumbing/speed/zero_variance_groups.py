@@ -28,15 +28,16 @@ def split(learner, mini):
     moves = some & mini.advantages.reshape(len(some), -1).ne(0).any(-1)             # [B]
     # one GPU synchronization for both
     some, moves = torch.stack([some, moves]).view(2, -1, G).any(-1).tolist()        # [Q] each
-    groups = range(len(mini.problems))
+    groups = range(len(moves))
     live = [i for i in groups if moves[i]] or [some.index(True) if any(some) else 0]
     others = [i for i in groups if i not in live]
     if learner.settings.half:
         missing = -len(live) % max(1, learner.rows_per_pass() // G)
         live += others[:missing]
         others = others[missing:]
-    rest = mini.groups(torch.tensor(others)) if others else None
-    return mini.groups(torch.tensor(live)), rest
+    rows = torch.arange(len(some) * G).view(-1, G)                                  # [Q, G]
+    rest = mini.take(rows[others].flatten()) if others else None
+    return mini.take(rows[live].flatten()), rest
 
 
 def with_rest(stats, rest):

@@ -51,14 +51,16 @@ def responses(rollout):
 
 def test_rows_are_whole_groups_or_a_part_of_one():
     rollout = rolled(make())                                 # 3 groups of 3 responses
-    for start, stop, prompts in ((0, 6, [0, 1]), (3, 9, [1, 2]), (3, 5, [1]), (7, 8, [2])):
-        part = rollout.rows(start, stop)
+    for start, stop in ((0, 6), (3, 9), (3, 5), (7, 8)):
+        part = rollout.take(torch.arange(start, stop))
         assert part.texts == rollout.texts[start:stop]
-        assert torch.equal(part.prompt_ids, rollout.prompt_ids[prompts])
+        assert torch.equal(part.prompt_ids, rollout.prompt_ids[start:stop])
         assert part.group_size == min(3, stop - start)
-    for start, stop in ((2, 4), (1, 6), (0, 5)):
-        with pytest.raises(ValueError, match=f"rows {start}:{stop} cut through groups of 3"):
-            rollout.rows(start, stop)
+    swapped = rollout.take(torch.tensor([6, 7, 8, 0, 1, 2]))
+    assert swapped.texts == rollout.texts[6:] + rollout.texts[:3]
+    for rows in ([2, 3], [1, 2, 3, 4, 5, 6], [0, 1, 2, 3, 4], [0, 3], [0, 1, 3, 4, 2, 5]):
+        with pytest.raises(ValueError, match="cut through groups of 3"):
+            rollout.take(torch.tensor(rows))
 
 
 def test_the_same_uniforms_give_the_same_tokens_however_rows_are_divided():

@@ -509,7 +509,6 @@ def test_every_reward_function_of_trl_works_unchanged(name, conversations, run, 
     ((_, _, problems, *_), _, parts), = seen
     rollout, = sys.modules["verifier_recorder"].ROLLOUTS
     function = eval(f"trl_rewards.{made}")
-    asked = [p for p in problems for _ in range(4)]
     ids = [row[own].tolist() for row, own in zip(rollout.response_ids, rollout.mask)]
     assert any(row[-1] == 15 for row in ids)                 # an end-of-sequence token was sampled
     columns = {"completion_ids": ids}
@@ -517,8 +516,8 @@ def test_every_reward_function_of_trl_works_unchanged(name, conversations, run, 
         system = {"role": "system", "content": "1,"}
         columns |= dict(
             completions=[[{"role": "assistant", "content": text}] for text in rollout.texts],
-            prompts=[[system, {"role": "user", "content": p.prompt}] for p in asked],
-            solution=[p.answer for p in asked])
+            prompts=[[system, {"role": "user", "content": p.prompt}] for p in problems],
+            solution=[p.answer for p in problems])
     given = torch.tensor([torch.nan if x is None else x for x in function(**columns)])
     want = with_group_mean(given, 4)
     torch.testing.assert_close(parts[:, 0], given, rtol=0, atol=0, equal_nan=True)

@@ -133,7 +133,7 @@ def test_responses_become_a_rollout():
     for row, logp, n in zip(rollout.sampler_logp.tolist(), logps, lengths):
         assert row == pytest.approx(logp[:n] + [0] * (4 - n))
     assert rollout.texts == ["123", "12", "", "1111"]
-    assert rollout.prompt_mask.tolist() == [[1, 1], [0, 1]]
+    assert rollout.prompt_mask.tolist() == [[1, 1], [1, 1], [0, 1], [0, 1]]
     cut = as_rollout(made((3,)), TOKENIZER, [[1, 11]], 4, responses, logps, stop=("12",))
     assert cut.texts == ["", "", "", "1111"] and cut.mask.sum(-1).tolist() == [2, 2, 1, 4]
     sure = as_rollout(made(), TOKENIZER, [[1]], 2, [[1], [2]], [[0], [-0.5]])    # 0, not 0.0

@@ -21,7 +21,8 @@ def whitened(rewards, values, mask):
 def by_loops(part, lam):
     """(advantages, returns) of the loss tokens of a micro-batch, in float64."""
     found = []
-    for reward, values, mask in zip(part.rewards.tolist(), part.more["values"], part.rollout.mask):
+    rows = zip(part.rewards.tolist(), part.extras["values"], part.rollout.mask)
+    for reward, values, mask in rows:
         V = values[mask].tolist()
         found.append(reference.gae(reference.at_the_end(reward, len(V)), V, lam))
     return [torch.tensor(sum(rows, [])) for rows in zip(*found)]                        # [tokens]
@@ -45,10 +46,10 @@ def test_the_critics_targets_are_gaes_returns_whatever_becomes_of_the_advantages
         advantages, returns = by_loops(part, lam)
         torch.testing.assert_close(target[0][2][mask], returns, **same)
         if coef:
-            advantages += coef * (part.more["teacher_logp"] - part.old_logp)[mask]
+            advantages += coef * (part.extras["teacher_logp"] - part.old_logp)[mask]
         if coef is not None:
             torch.testing.assert_close(loss[0][3][mask], advantages, **same)
-    assert part.more["values"][mask].abs().max() > 1e-3, "the critic has learned something"
+    assert part.extras["values"][mask].abs().max() > 1e-3, "the critic has learned something"
 
 
 # -------------------------------------------------------------------------------- the head start

@@ -174,7 +174,7 @@ def test_only_the_hooks_of_a_feature_are_called():
             self.loss = None                                 # no term in this run
 
         def after_scoring(self, learner, batch, old):
-            batch.more["heard"] = self
+            batch.extras["heard"] = self
 
         def loss(self, part, new, mini):
             return {"loud_loss": new.entropy.sum()}

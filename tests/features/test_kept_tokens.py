@@ -4,6 +4,7 @@ python -m pytest tests/features/test_kept_tokens.py
 """
 
 import math
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -41,7 +42,7 @@ def rolled(kind=fast.FastSampler, prompts=PROMPTS, group_size=4, seed=1, *, top_
 
 
 def sets_of(rollout):
-    return rollout.attached["kept"].ids                                             # [B, T, K]
+    return rollout.kept_tokens.ids                                                  # [B, T, K]
 
 
 @pytest.mark.parametrize("top_p, top_k", [(0.9, 0), (0.5, 0), (1.0, 3), (0.8, 4), (1e-6, 0),
@@ -67,7 +68,7 @@ def test_the_ratio_is_1_and_without_the_sets_the_surviving_mass(kind, settings):
         torch.testing.assert_close(logp, rollout.sampler_logp, rtol=1e-5, atol=1e-5)
         w = token_ratio(logp, rollout.sampler_logp, mask)[mask]
         assert torch.allclose(w, torch.ones(()), atol=1e-5)
-    rollout = rollout.without("kept")                # the omission: over the whole vocabulary
+    rollout = replace(rollout, kept_tokens=None)     # the omission: over the whole vocabulary
     whole = response_logp(POLICY, rollout, temperature).logp
     mass = token_ratio(whole, rollout.sampler_logp, mask)[mask]
     assert mass.max() <= 1 + 1e-6 and mass.mean() < 0.97
@@ -136,7 +137,7 @@ def test_what_cannot_be_is_refused(flags, words, refused):
 
 def test_a_sampler_of_ones_own_returns_the_sets(run):
     words = run.refused(f"--top_p 0.8 --sampler {stale.__file__}:Stale0", begun=True)
-    assert 'Stale0 does not return the kept tokens (Rollout.attached["kept"]' in words
+    assert 'Stale0 does not return the kept tokens (Rollout.kept_tokens' in words
 
 
 def saved_group(folder):

@@ -32,7 +32,7 @@ def test_the_kl_is_averaged_as_the_loss_is_and_padding_has_none(reduction, calls
     run(f"--steps 3 --warmup_steps 0 --beta 0.3 --reduction {reduction}")
     lengths = set()
     for (_, part, new, _), _, found in terms:
-        kl = k3(new.logp.double(), part.more["ref_logp"].double())
+        kl = k3(new.logp.double(), part.extras["ref_logp"].double())
         rows = [x[m].tolist() for x, m in zip(kl, part.rollout.mask)]
         lengths |= {len(row) for row in rows}
         every = sum(map(sum, rows))

@@ -13,11 +13,11 @@ import pytest
 import torch
 
 from features.reference_kl import ReferenceKL
-from features.routing_replay import RecordedRoutes, RecordingSampler, RoutingReplay, attach
+from features.routing_replay import RecordingSampler, RoutingReplay, recorded_routes
 from plumbing.data.running_sum import builtin_tokenizer
 from session import metrics as run_metrics
 from plumbing.speed import fast
-from plumbing.speed.rollouts import join_routes, concat, select_response_routes
+from plumbing.speed.rollouts import concat, join_routes, select_response_routes
 from rollout import Sampler
 from rollout import response_logp as plain_logp
 from routes import record_routes
@@ -89,7 +89,7 @@ def test_responses_that_end_early_lose_no_route():
     sampler = otherwise(make())
     for options in (dict(temperature=0), dict(temperature=3.0)):
         rollout = sampled(sampler, group_size=6, **options)
-        responses = rollout.attached["routes"].responses.indices                    # [L, B, T-1, K]
+        responses = rollout.forced_routes.responses.indices                         # [L, B, T-1, K]
         assert (responses >= 0).all() and responses.shape[2] == rollout.mask.shape[1] - 1
         assert torch.equal(replayed(make(), rollout)[1], chosen(sampler, rollout))
 
@@ -97,9 +97,10 @@ def test_responses_that_end_early_lose_no_route():
 def test_routes_are_cut_and_joined_with_their_rollout():
     sampler, model = otherwise(make()), make()
     whole = sampled(sampler, prompts=SHARED + SHORT)
-    parts = [whole.groups(torch.tensor([3, 1])), whole.rows(0, 4), whole.rows(5, 7)]
+    taken = ([12, 13, 14, 15, 4, 5, 6, 7], [0, 1, 2, 3], [5, 6])       # groups of four
+    parts = [whole.take(torch.tensor(rows)) for rows in taken]
     other = sampled(sampler, prompts=[p + "1+" for p in SHORT])
-    parts += [concat([whole, other]), concat([other, whole]).rows(0, 8)]
+    parts += [concat([whole, other]), concat([other, whole]).take(torch.arange(8))]
     for part in parts:
         assert torch.equal(replayed(model, part)[1], chosen(sampler, part))
     joined = concat([sampled(sampler, prompts=p) for p in (SHARED, SHARED[::-1])])
@@ -109,7 +110,7 @@ def test_routes_are_cut_and_joined_with_their_rollout():
 def test_one_response_per_forward_and_one_token_per_response():
     sampler, model = otherwise(make()), make()
     rollout = sampled(sampler)
-    part = rollout.rows(2, 3)                                # prompt and response as one
+    part = rollout.take(torch.tensor([2]))                   # prompt and response as one
     assert torch.equal(replayed(model, part)[1], chosen(sampler, part))
     rollout = sampled(sampler, checkpointing=True)
     assert torch.equal(replayed(model, rollout, "plain")[1], chosen(sampler, rollout))
@@ -132,7 +133,7 @@ def recorded(model, part, way, *chunks):
     found = []
     for start, stop in chunks:
         with torch.no_grad(), record_routes(model) as routes:
-            WAYS[way](model, replace(part.rows(start, stop), attached={"routes": None}))
+            WAYS[way](model, replace(part.take(torch.arange(start, stop)), forced_routes=True))
         found.append(routes)
     return join_routes(found)
 
@@ -151,12 +152,13 @@ def test_routes_of_prompts_and_of_what_all_begin_with_serve_every_mini_batch(wid
     assert torch.allclose(ours.logits[:, part.mask], theirs.logits[:, part.mask], atol=1e-5)
     moved(model)
     rows = torch.tensor([4, 5, 0, 1])
-    mini = attach(part, RecordedRoutes(routes)).groups(torch.tensor([2, 0]))
+    part = replace(part, forced_routes=recorded_routes(routes, part))
+    mini = part.take(rows)                                   # groups 2 and 0
     for start, stop in ((0, 4), (0, 2), (2, 4), *[(1, 2)] * bool(width)):   # groups, a part of one
-        cut = mini.rows(start, stop)
+        cut = mini.take(torch.arange(start, stop))
         with torch.no_grad(), forced(model, cut), record_routes(model) as used:
             fast.fast_response_logp(model, cut)
-        for taken, want in zip(used.passes, cut.attached["routes"].recorded.passes, strict=True):
+        for taken, want in zip(used.passes, cut.forced_routes.recorded.passes, strict=True):
             assert torch.equal(taken.indices, want.indices)
         found = select_response_routes(used, cut).indices
         assert torch.equal(found[:, :, 1:], routes.passes[-1].indices[:, rows[start:stop]])
@@ -167,7 +169,8 @@ def test_the_memory_of_routes_is_counted():
     routes = recorded(make(), rollout, "plain", (0, 6))                 # 6 rows, 8 tokens, 3 layers
     feature = RoutingReplay.__new__(RoutingReplay)
     feature.learner = SimpleNamespace(score=lambda rollout: SimpleNamespace(routes=None))
-    batch = SimpleNamespace(rollout=attach(rollout, RecordedRoutes(routes)), routes=None, more={})
+    rollout = replace(rollout, forced_routes=recorded_routes(routes, rollout))
+    batch = SimpleNamespace(rollout=rollout, routes=None, extras={})
     size = feature.metrics(batch, batch, None)["route_bytes_per_token"] * rollout.mask.sum()
     assert size == pytest.approx(3 * 6 * 8 * (K * 8 + E * 4))
 
@@ -200,9 +203,9 @@ def test_the_reference_is_scored_with_the_routes_of_the_old_policy(run, calls):
     for (_, _, _, batch, *_), _, _ in batches:
         with torch.no_grad(), forced(reference, batch.rollout):
             want = fast.fast_response_logp(reference, batch.rollout).logp
-        torch.testing.assert_close(batch.more["ref_logp"], want, atol=1e-6, rtol=0)
-    free = fast.fast_response_logp(reference, batch.rollout.without("routes")).logp
-    assert (free - batch.more["ref_logp"]).abs().max() > 1e-3, "its own experts are others"
+        torch.testing.assert_close(batch.extras["ref_logp"], want, atol=1e-6, rtol=0)
+    free = fast.fast_response_logp(reference, replace(batch.rollout, forced_routes=None)).logp
+    assert (free - batch.extras["ref_logp"]).abs().max() > 1e-3, "its own experts are others"
 
 
 def test_tokens_show_the_routers_own_experts_and_the_shift_of_the_forced_ones(run, calls):

@@ -47,7 +47,7 @@ def test_loss_and_kl_are_those_of_the_other_groups(reduction, plain, run, judge,
         assert record["reward"] == pytest.approx((1 + 2.5 / 4) / 2)
         assert record["length"] == pytest.approx(rollout.mask.sum(-1).float().mean().item())
         gaps = [gap[mask].double().tolist() for gap, mask
-                in zip(mini.old_logp - mini.more["ref_logp"], mini.rollout.mask)]
+                in zip(mini.old_logp - mini.extras["ref_logp"], mini.rollout.mask)]
         assert [bool(gap) for gap in gaps] == [mini.rewards[i // G * G:][:G].std() > 0
                                                for i in range(4 * G)]
         loss, kl = loops(mini.rewards.tolist(), gaps, reduction)

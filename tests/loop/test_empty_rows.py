@@ -46,10 +46,10 @@ def test_updates_without_loss_tokens_are_not_averaged_over(run):
 
 def with_empty_group(batch):
     """The batch, and a copy of its last group after it, without loss tokens."""
-    Q = len(batch.problems)
-    more = batch.groups(torch.tensor([*range(Q), Q - 1]))
+    B = len(batch.problems)
+    more = batch.take(torch.tensor([*range(B), *range(B - batch.group_size, B)]))
     mask = more.rollout.mask.clone()
-    mask[Q * batch.group_size:] = False
+    mask[B:] = False
     return replace(more, rollout=replace(more.rollout, mask=mask))
 
 
@@ -70,7 +70,7 @@ def test_an_added_empty_group_changes_no_metric(flags, run, monkeypatch):
     compared = []
 
     def twice(args, task, batch, mini, new, updates, metrics_hooks):
-        batch.sampled = batch.sampled or [(batch.rollout, batch.parts)]
+        batch.sampled = batch.sampled or ((batch.rollout, batch.parts),)
         record = batch_record(args, task, batch, mini, new, updates, metrics_hooks)
         G = batch.group_size
         rows = [*range(len(new.logp)), *range(len(new.logp) - G, len(new.logp))]

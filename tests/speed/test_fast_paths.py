@@ -46,12 +46,13 @@ def test_the_fast_sampler_draws_the_tokens_of_the_plain_one(kind, temperature):
 def test_a_common_prefix_survives_cutting_and_joining():
     shots = "".join(f"{i}+{i}={2 * i % 10}," for i in range(5))         # all prompts begin with it
     rollout = fast_rolled(make(), T=10, seed=4, prompts=[shots + p for p in (*PROMPTS, "7=")])
-    parts = concat([rollout.groups(torch.tensor([2, 0])), rollout.rows(3, 6), rollout.rows(9, 12)])
-    assert rollout.rows(4, 5).prefix == parts.prefix == len(shots)
-    for q, i in enumerate((2, 0, 1, 3)):
-        ours, theirs = (x.prompt_ids[j][x.prompt_mask[j]] for x, j in ((parts, q), (rollout, i)))
+    taken = ([6, 7, 8, 0, 1, 2], [3, 4, 5], [9, 10, 11])     # whole groups of three
+    parts = concat([rollout.take(torch.tensor(rows)) for rows in taken])
+    assert rollout.take(torch.tensor([4])).prefix == parts.prefix == len(shots)
+    rows = sum(taken, [])
+    for row, i in enumerate(rows):
+        ours, theirs = (x.prompt_ids[j][x.prompt_mask[j]] for x, j in ((parts, row), (rollout, i)))
         assert torch.equal(ours, theirs)
-    rows = [6, 7, 8, 0, 1, 2, 3, 4, 5, 9, 10, 11]            # whole groups of three
     assert parts.texts == [rollout.texts[i] for i in rows]
     assert responses(parts) == [responses(rollout)[i] for i in rows]
     other = fast_rolled(make(), T=10)
@@ -171,7 +172,7 @@ def test_both_sides_of_the_benchmark_have_the_same_log_probs():
     batch = trainer._generate_and_score_completions(
         [{"prompt": p.prompt, "number": i} for i, p in enumerate(task.train[:4]) for _ in range(4)])
     mask, old_logp = batch["completion_mask"].bool(), batch["old_per_token_logps"]
-    mini = rollout.Rollout(batch["prompt_ids"][::4], batch["prompt_mask"][::4].bool(),
+    mini = rollout.Rollout(batch["prompt_ids"], batch["prompt_mask"].bool(),
                            batch["completion_ids"], mask, torch.zeros(mask.shape),
                            torch.zeros(len(mask), dtype=torch.bool), [""] * len(mask), 4)
     logp = ours.learner.actor(mini, entropy=False).logp

@@ -33,7 +33,8 @@ BATCHES = {  # what is scored, with the temperature
     "several lengths": lambda model: (rolled(model), 1.0),
     "temperature": lambda model: (rolled(model, temperature=0.7), 0.7),
     "a common prefix": lambda model: (rolled(model, T=10, seed=4, prompts=FEW_SHOT), 1.0),
-    "equal responses": lambda model: (repeated(rolled(model, G=4, seed=15)).rows(0, 8), 1.0)}
+    "equal responses": lambda model: (
+        repeated(rolled(model, G=4, seed=15)).take(torch.arange(8)), 1.0)}
 WAYS = {  # how: the function, MAX_PACKED, MAX_LOGITS, gradient checkpointing
     "plain": (response_logp, 0, 2**24, False),
     "packed": (fast_response_logp, fast.MAX_PACKED, 2**24, False),
@@ -110,15 +111,15 @@ def test_merge_repeats_keeps_what_a_group_holds_once():
     part = repeated(rolled(make(), G=4))
     small, where = merge_repeats(part)
     assert small is part and where == slice(None), "the last group has four kinds: nothing to gain"
-    part = part.rows(0, 8)
+    part = part.take(torch.arange(8))
     small, where = merge_repeats(part)
     assert small.group_size == 2 and len(small.mask) == 4
-    assert [merge_repeats(part.rows(0, n))[0].group_size for n in (1, 2)] == [1, 2]
+    assert [merge_repeats(part.take(torch.arange(n)))[0].group_size for n in (1, 2)] == [1, 2]
 
 
 def test_rows_do_not_cut_through_groups():
     with pytest.raises(ValueError, match="cut through groups"):
-        rolled(make(), G=4).rows(2, 6)
+        rolled(make(), G=4).take(torch.arange(2, 6))
 
 
 @every_model

@@ -50,6 +50,7 @@ def tensors(seed=0):
     ids[0, 0] = 0
     prompt, real = torch.tensor([[3, 4, 0, 5]]), torch.tensor([[False, True, True, True]])
     truncated, texts = torch.zeros(G, dtype=torch.bool), [f"answer {i}" for i in range(G)]
+    prompt, real = (x.repeat(G, 1) for x in (prompt, real))
     rollout = Rollout(prompt, real, ids, mask, old + 0.001, truncated, texts, G)
     advantages = torch.tensor([1.2, -1.2, 0.7, -0.7, 1.0, -1.0])                         # [G]
     experts = torch.randint(4, (2, L, G, T, K), generator=g)                 # [2, L, G, T, K]
@@ -59,7 +60,7 @@ def tensors(seed=0):
 
 def line(step, rollout, old, new, rewards, advantages, first_error=None, **more):
     """The line of tokens.jsonl of one group, to which features add `more`."""
-    batch = Batch(rollout, [None], rewards[:, None], old, rewards, advantages, step=step)
+    batch = Batch(rollout, [None] * G, rewards[:, None], old, rewards, advantages, step=step)
     features = SimpleNamespace(hooks={"tokens": [lambda rollout: more]})
     learner = SimpleNamespace(tokenizer=Words(), features=features)
     errors = dict(zip(rollout.texts, first_error or []))
