@@ -52,6 +52,13 @@ class Objective:
         the clip averages log w over the response."""
         return self.ratio in ("none", "token", "gspo-token")
 
+    def clip_range(self, epsilon=None, epsilon_high=None):
+        """(epsilon, epsilon_high) of the row with those that are given. epsilon alone sets both, as
+        in TRL; epsilon_high alone leaves epsilon."""
+        if epsilon_high is None:
+            epsilon_high = self.epsilon_high if epsilon is None else epsilon
+        return self.epsilon if epsilon is None else epsilon, epsilon_high
+
     @property
     def clips_s(self):
         """Whether the clip range is for the sequence ratio s, as in GSPO."""
@@ -214,8 +221,7 @@ def binary_kl(logp, other_logp):
 
 
 def policy_loss(name, logp, old_logp, advantages, mask, *, epsilon=None, epsilon_high=None,
-                weights=None, group_size=None, max_length=None, router_shift=None, factors=None,
-                mismatch=None):
+                weights=None, group_size=None, max_length=None, router_shift=None, factors=None):
     """The loss of an objective and its statistics: (loss, stats). It does not synchronize with the
     GPU.
 
@@ -224,20 +230,19 @@ def policy_loss(name, logp, old_logp, advantages, mask, *, epsilon=None, epsilon
                      with gradient, and under the old policy
     advantages       [B], or [B, T] if the ratio is per token (gspo_token has one, gspo does not)
     mask             [B, T] bool, the loss mask; values outside it have no effect
-    epsilon, _high   the clip range (see Objective); None: the paper's
+    epsilon, _high   the clip range (see Objective.clip_range); None: the paper's
     weights          [B, T], from token_weights of the whole mini-batch, the rows of these
                      responses; None: these responses are the whole mini-batch (some reductions
                      then need group_size or max_length)
     router_shift     [B, T] RSPO's γ̃ (routes.router_shift), multiplied into w before the clip
     factors          [B, T] constants that multiply the clipped surrogate (mismatch_weight,
-                     high_entropy_mask); mismatch: the same argument's old name
+                     high_entropy_mask)
 
     stats, 0-dim tensors named in STATISTICS: clip_low and clip_high, the shares of loss tokens
     whose gradient was removed below and above the clip range (off_policy_mask counts as low,
     dual_clip as high); clip_signal, both together as a share of the signal_tokens (those with A
     not 0); signal_stats and ratio_stats."""
     row = name if isinstance(name, Objective) else with_options(name)
-    factors = mismatch if factors is None else factors                           # [B, T]
     check_per_token(mask, logp=logp, old_logp=old_logp, weights=weights, router_shift=router_shift,
                     factors=factors)
     low, high = check_clip_range(row, advantages, mask, epsilon, epsilon_high, router_shift)
@@ -482,8 +487,7 @@ def check_clip_range(row, advantages, mask, epsilon, epsilon_high, router_shift)
             (row.ratio, row.clip) != ("token", "min") or row.dual_clip <= 1):
         raise ValueError(f"dual_clip is {row.dual_clip}: it must be > 1 and needs an objective "
                          f"with the token ratio and PPO's clip, which {row.name} does not have")
-    low = row.epsilon if epsilon is None else epsilon
-    high = row.epsilon_high if epsilon_high is None else epsilon_high
+    low, high = row.clip_range(epsilon, epsilon_high)
     if (row.epsilon, low, high) == (None, None, None):
         return None, None
     if row.epsilon is None:

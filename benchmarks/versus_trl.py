@@ -59,8 +59,6 @@ from tools.trl import translate  # noqa: E402
 NEVER = 2 ** 31 - 1  # an end token that no model emits, so every completion has its full length
 FORCED = "forced length"     # name of the task whose responses all have the largest length
 SMOLLM2 = "checkpoints/SmolLM2-135M-Instruct"
-DEAD = "skipping dead groups"        # recorded under this name, printed as
-ZERO_VARIANCE = "skipping zero-variance groups"
 find_end_tokens = rollout.end_tokens
 
 
@@ -319,7 +317,7 @@ def measure_contributions(ours, rounds):
         "packed rows": [(fast, "MAX_PACKED", 0)],
         "equal responses once": [rows(2), every_row],
         "the same, and ended rows dropped": [rows(never), every_row],
-        DEAD: [(learner, "skip_zero_variance", False)],
+        "skipping zero-variance groups": [(learner, "skip_zero_variance", False)],
         "the sampler's log-probs reused (off by default)": [
             (ours, "settings", replace(ours.settings, old_logp="sampler")),
             (learner.actor, "routed", False)]}
@@ -365,8 +363,7 @@ def texts(found):
     text["speed_one_off"] = table(
         ("one technique off: seconds relative to all on",
          *(CASES[name].title.split(", ")[0] for name in off)),
-        *((ZERO_VARIANCE if technique == DEAD else technique,
-           *(f"{ratios[technique]:.2f}" for ratios in off.values()))
+        *((technique, *(f"{ratios[technique]:.2f}" for ratios in off.values()))
           for technique in next(iter(off.values()), {})))
     return text
 

@@ -28,7 +28,7 @@ from losses import OBJECTIVES, with_options
 from plumbing.parallel import devices
 from plumbing.refusal import Refusal
 from session.checks import check_settings, is_user_file, suggest
-from session.config import read_config
+from session.config import find_settings, read_config
 from session.errors import errors_in_one_line
 
 
@@ -88,7 +88,8 @@ class Core:
         "gspo", "training algorithm: a row of losses.OBJECTIVES, or a preset that also sets "
                 "other flags (docs/family.md)", section="the algorithm", choices=ALGORITHMS,
         also="loss loss_type objective method preset importance_sampling_level=gspo")
-    epsilon: float | None = flag(None, "lower end of the clip range, 1 - epsilon",
+    epsilon: float | None = flag(None, "lower end of the clip range, 1 - epsilon; without "
+                                 "--epsilon_high also the upper end, 1 + epsilon",
                                  unset="the value of the algorithm's paper",
                                  also="clip clip_range cliprange clip_ratio clip_eps "
                                       "clip_ratio_low eps")
@@ -396,23 +397,35 @@ def parse(argv, run_settings=None):
     """
     typed = parse_flags(argv)
     file = read_recipe(typed["config"]) if "config" in typed else {}
-    explicit = (run_settings or {}) | file | typed
+    explicit = merge(run_settings or {}, file, typed)
     run = {}
     if explicit.get("resume") and "output_dir" in explicit:
         folder = explicit["output_dir"]
         run = read_run_config(folder)
-        explicit = read_run_layer(run.get("settings", {}), explicit, folder) | explicit
+        explicit = merge(read_run_layer(find_settings(run), explicit, folder), explicit)
     # an unknown algorithm has no preset; check_settings refuses it
     row = ALGORITHMS.get(explicit.get("algorithm", Settings.algorithm), {})
     preset = {name: value for name, value in row.items() if name != "objective"}
     deep = explicit.get("num_hidden_layers", Settings.num_hidden_layers) > SHALLOW
     defaults = DEEP_DEFAULTS if deep else {}
     defaults = CHECKPOINT_DEFAULTS if explicit.get("model_name_or_path") else defaults
-    settings = Settings(**convert_layer(defaults | preset) | explicit, explicit_flags=explicit)
+    settings = Settings(**merge(convert_layer(defaults | preset), explicit),
+                        explicit_flags=explicit)
     check_settings(settings)
     settings = resolve(settings)
     check_resumable(settings, run)
     return settings
+
+
+def merge(*layers):
+    """One layer of several, of which the last one that has a flag decides. --epsilon without
+    --epsilon_high is both ends of the clip range, so that it replaces both of the layers before."""
+    merged = {}
+    for layer in layers:
+        if "epsilon" in layer:
+            merged.pop("epsilon_high", None)
+        merged |= layer
+    return merged
 
 
 def parse_flags(argv):
@@ -496,8 +509,7 @@ def value_type(f):
 def resolve(settings):
     """The Settings with the values that follow from others in place of None."""
     row = OBJECTIVES[settings.objective]
-    epsilon = row.epsilon if settings.epsilon is None else settings.epsilon
-    high = row.epsilon_high if settings.epsilon_high is None else settings.epsilon_high
+    epsilon, high = row.clip_range(settings.epsilon, settings.epsilon_high)
     tokens = settings.save_tokens
     return replace(
         settings, epsilon=epsilon, epsilon_high=high,
@@ -517,8 +529,6 @@ def read_run_config(folder):
     ...}; {} if there is no run, or if the file is not what a run writes."""
     try:
         config = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
-        if "arguments" in config:                            # of a run before the two had names
-            config |= {"settings": config["given"], "resolved": config["arguments"]}
         steps = config["resolved"]["steps"]
         valid = isinstance(config["settings"], dict) and type(steps) is int
         return config if valid and isinstance(config.get("changes", []), list) else {}

@@ -28,8 +28,7 @@ def read_config(path):
         text = Path(path).read_text(encoding="utf-8")
         if path.endswith(".json"):
             values = json.loads(text)
-            if isinstance(values, dict):                     # config.json of a run, old or new
-                values = values.get("settings", values.get("given", values))
+            values = find_settings(values) if isinstance(values, dict) else values
         else:
             values = read_node(yaml.compose(text, Loader=yaml.BaseLoader))
     except OSError as error:
@@ -44,6 +43,19 @@ def read_config(path):
     if not isinstance(values, dict):
         raise Refusal(f"--config {path}: not a mapping; write one 'flag: value' per line, with "
                       "the names of train.py --help")
+    return values
+
+
+def find_settings(config):
+    """{flag: value} of the config.json of a run, of which the settings count, or of another JSON
+    file of flags. A run that was made when --epsilon alone set one end keeps its range."""
+    values = config.get("settings", config)
+    resolved = config.get("resolved")
+    if isinstance(values, dict) and isinstance(resolved, dict) and "epsilon" in values:
+        epsilon = values["epsilon"]
+        high = resolved.get("epsilon_high", epsilon)
+        if resolved.get("epsilon") == epsilon != high:       # else it was edited since
+            values = {"epsilon_high": high} | values
     return values
 
 

@@ -9,7 +9,7 @@ import shlex
 
 from features import FEATURES
 from session import checkpoints
-from session.arguments import find_code, format_flags
+from session.arguments import ALGORITHMS, find_code, format_flags
 from plumbing.parallel.processes import rank
 
 
@@ -39,18 +39,31 @@ def plan(settings, folder, task, device):
         f"{settings.steps} rollout batches of {settings.prompts_per_step} prompts x "
         f"{settings.num_generations} responses, {settings.steps_per_generation} mini-batches each"
         f"{uses}{clip_range}; metrics are written to {folder}/metrics.jsonl",
-        *describe_unused_clip(settings),
+        *describe_clip_range(settings),
         *(note for feature in FEATURES for note in feature.notes(settings)), *task.notes])
 
 
-def describe_unused_clip(settings):
-    """A note on flags of the clip that have no effect, [] if there are none."""
+def describe_clip_range(settings):
+    """Notes on flags of the clip that have no effect, or another one than is usually meant."""
+    given = settings.explicit_flags
     clips = [f"--{name}" for name in ("epsilon", "epsilon_high", "dual_clip", "off_policy_mask")
-             if name in settings.explicit_flags]
-    if not clips or settings.updates_per_batch > 1 or settings.old_logp == "sampler":
-        return []
-    return [f"note: {' '.join(clips)} has no effect: with one update per rollout batch every ratio "
-            "is 1, so nothing is clipped; use --steps_per_generation or --num_iterations above 1"]
+             if name in given]
+    if clips and settings.updates_per_batch == 1 and settings.old_logp != "sampler":
+        return [f"note: {' '.join(clips)} has no effect: with one update per rollout batch every "
+                "ratio is 1, so nothing is clipped; use --steps_per_generation or --num_iterations "
+                "above 1"]
+    own = ALGORITHMS[settings.algorithm]
+    low, high = settings.row.clip_range(own.get("epsilon"), own.get("epsilon_high"))
+    notes = []
+    if "epsilon" in given and "epsilon_high" not in given and low != high:
+        notes.append(f"note: --epsilon {settings.epsilon:g} sets both ends of the clip range, "
+                     f"which are {low:g} and {high:g} in {settings.algorithm}; --epsilon_high sets "
+                     "the upper one")
+    if settings.row.clips_s and max(settings.epsilon, settings.epsilon_high) >= 0.1:
+        notes.append("warning: ends of 0.1 or more are meant for the ratio of a token; "
+                     f"{settings.algorithm} clips a geometric mean over the tokens of a response, "
+                     f"and its paper has --epsilon {low:g} --epsilon_high {high:g}")
+    return notes
 
 
 # ---------------------------------------------------------------------------- before and after

@@ -289,7 +289,8 @@ def objective(name, batch, *, epsilon=None, epsilon_high=None, reduction=None, c
     paper = PAPERS[name]
     if paper.epsilon is not None:
         low = paper.center - (paper.epsilon if epsilon is None else epsilon)
-        high = paper.center + (paper.epsilon_high if epsilon_high is None else epsilon_high)
+        both = paper.epsilon_high if epsilon is None else epsilon       # TRL: epsilon alone is both
+        high = paper.center + (both if epsilon_high is None else epsilon_high)
     c = paper.constants | (constants or {})
     pulls = {key: 0 for key in ("tau", "beta") if key in c}             # towards the old policy
     lengths = batch.mask.sum(-1).tolist()

@@ -34,7 +34,7 @@ def ours(name, batch, *, reduction=None, mismatch=False, constants=None, dual_cl
     if reduction:
         options["weights"] = token_weights(batch.mask, reduction, **sizes)
     if mismatch:
-        options["mismatch"] = batch.mismatch
+        options["factors"] = batch.mismatch
     if row.ratio == "log-shifted":
         options.setdefault("router_shift", batch.shift)
     logp = batch.logp.clone().requires_grad_()
@@ -447,7 +447,7 @@ REFUSED = [  # objective, what is changed, what the message says
     ("dapo_paper", dict(group_size=None), "group_size is None"),
     ("dapo_paper", dict(group_size=3), r"group_size is 3, mask \[16, 10\]"),
     ("grpo", dict(weights=WIDE[:, :1]), r"weights is \[16, 1\] but mask is \[16, 10\]"),
-    ("grpo", dict(mismatch=WIDE[:, 0]), r"factors is \[16\]"),
+    ("grpo", dict(factors=WIDE[:, 0]), r"factors is \[16\]"),
     ("sapo", dict(constants={"tau": 1.0}),
      "sapo's constant 'tau' is unknown; known: tau_positive, tau_negative"),
 ]
@@ -458,4 +458,4 @@ def test_bad_input_is_named(name, change, message):
     fields = {key: x for key, x in change.items() if key in Batch._fields}
     options = {key: x for key, x in change.items() if key not in fields}
     with pytest.raises(ValueError, match=message):
-        ours(name, ragged()._replace(**fields), mismatch="mismatch" in fields, **options)
+        ours(name, ragged()._replace(**fields), **options)

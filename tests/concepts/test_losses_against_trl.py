@@ -56,7 +56,7 @@ def our_loss(args, batch):
     rollout = SimpleNamespace(mask=mask, sampler_logp=old_logp - gap())
     loss, _ = policy_loss(args.row, logp, old_logp, A, mask, epsilon=args.epsilon,
                           epsilon_high=args.epsilon_high, weights=weights,
-                          mismatch=mismatch_correction(args, old_logp, rollout))
+                          factors=mismatch_correction(args, old_logp, rollout))
     if args.beta and args.advantage != "reinforce_plus_plus":
         kl = kl_penalty(logp, old_logp - 0.2, mask, args.kl_estimator, old_logp)
         loss = loss + args.beta * (weights * kl).sum()

@@ -229,11 +229,23 @@ ONE_UPDATE = "--algorithm grpo --steps_per_generation 1 --num_iterations 1"
     (f"{ONE_UPDATE} --epsilon 0.1", "note: --epsilon has no effect: with one update per rollout"),
     (f"{ONE_UPDATE} --dual_clip 3", "note: --dual_clip has no effect: with one update per rollout"),
     (ONE_UPDATE, None),
-    ("--algorithm grpo --epsilon 0.1", None)])
-def test_updates_in_which_nothing_is_clipped_are_noted(line, note, run, capsys):
+    ("--algorithm grpo --epsilon 0.1", None),
+    ("--epsilon 0.03", "note: --epsilon 0.03 sets both ends of the clip range, which are 0.0003 "
+                       "and 0.0004 in gspo; "),
+    ("--algorithm icepop --epsilon 0.3", "note: --epsilon 0.3 sets both ends of the clip range, "
+                                         "which are 0.5 and 4 in icepop; "),
+    ("--epsilon 0.03 --epsilon_high 0.03", None),
+    ("--epsilon 0.03 --epsilon_high 0.1", "warning: ends of 0.1 or more are … its paper has "
+                                          "--epsilon 0.0003 --epsilon_high 0.0004"),
+    ("--epsilon_high 0.2", "warning: ends of 0.1 or more"),
+    ("--algorithm luspo --epsilon 0.2 --epsilon_high 0.2",
+     "warning: … its paper has --epsilon 0.002 --epsilon_high 0.0025")])
+def test_a_clip_range_that_does_not_what_is_meant_is_noted(line, note, run, capsys):
     run(line)
-    notes = [text for text in capsys.readouterr().out.splitlines() if text.startswith("note: ")]
-    assert len(notes) == bool(note) and all(text.startswith(note) for text in notes), notes
+    notes = [text for text in capsys.readouterr().out.splitlines()
+             if text.startswith(("note: ", "warning: "))]
+    pattern = ".*".join(map(re.escape, (note or "").split(" … ")))
+    assert len(notes) == bool(note) and all(re.match(pattern, text) for text in notes), notes
 
 
 # ------------------------------------------------------------------------------- data, models

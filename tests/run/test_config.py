@@ -65,6 +65,37 @@ def test_the_command_line_wins_over_the_file_and_the_file_over_the_preset(workpl
     assert settings.bf16 is False and settings.config == "a.yaml"
 
 
+@pytest.mark.parametrize("file, typed, ends", [
+    ("", "--epsilon 0.2", (0.2, 0.2)),                       # of gspo, whose own are 3e-4 and 4e-4
+    ("", "--epsilon_high 0.2", (3e-4, 0.2)),
+    ("epsilon: 0.1\nepsilon_high: 0.3", "", (0.1, 0.3)),
+    ("epsilon: 0.1\nepsilon_high: 0.3", "--epsilon 0.2", (0.2, 0.2)),
+    ("epsilon: 0.1\nepsilon_high: 0.3", "--epsilon_high 0.2", (0.1, 0.2)),
+    ("epsilon: 0.1", "", (0.1, 0.1)), ("epsilon: 0.1", "--epsilon_high 0.2", (0.1, 0.2)),
+    ("epsilon_high: 0.3", "--epsilon 0.2", (0.2, 0.2)),
+    ("algorithm: icepop", "", (0.5, 4.0)), ("algorithm: icepop", "--epsilon 0.2", (0.2, 0.2)),
+    ("algorithm: icepop", "--epsilon_high 3", (0.5, 3.0)),
+    ("algorithm: cispo", "--epsilon_high 0.2", (1.0, 0.2))])
+def test_epsilon_alone_sets_both_ends_and_epsilon_high_leaves_epsilon(file, typed, ends, workplace):
+    write("a.yaml", file or "steps: 3")
+    settings = parse(["--config", "a.yaml", *typed.split()])
+    assert (settings.epsilon, settings.epsilon_high) == ends
+
+
+@pytest.mark.parametrize("settings, ends", [
+    (dict(epsilon=0.2), (0.2, 4e-4)), (dict(epsilon=0.1), (0.1, 0.1)),       # 0.1: it was edited
+    (dict(epsilon=0.2, epsilon_high=0.3), (0.2, 0.3)), (dict(epsilon_high=0.3), (3e-4, 0.3))])
+def test_a_run_of_when_epsilon_set_one_end_keeps_its_range(settings, ends, workplace):
+    Path("run").mkdir()
+    resolved = dict(steps=1, epsilon=0.2, epsilon_high=4e-4)
+    write("run/config.json", json.dumps(dict(settings=settings, resolved=resolved)))
+    for line in ("--resume --output_dir run", "--config run/config.json"):
+        found = parse(line.split())
+        assert (found.epsilon, found.epsilon_high) == ends
+    write("run/config.json", json.dumps(dict(settings=settings, resolved=dict(steps=1))))
+    parse("--resume --output_dir run".split())               # an edited file
+
+
 @pytest.mark.parametrize("text, flag, value", [
     ("stop: no", "stop", ["no"]), ("stop: [1.10, yes]", "stop", ["1.10", "yes"]),
     ("system_prompt: no", "system_prompt", "no"), ("system_prompt: '~'", "system_prompt", "~"),
@@ -99,10 +130,10 @@ def test_the_code_of_a_recipe_is_looked_for_beside_it(workplace, monkeypatch):
 
 
 @pytest.mark.parametrize("config, steps", [
-    ({"settings": {}, "resolved": {"steps": 3}}, 50), ({"given": {"steps": 3}}, 3),
+    ({"settings": {}, "resolved": {"steps": 3}}, 50), ({"settings": {"steps": 3}}, 3),
     ({"steps": 3}, 3)])
 def test_a_json_file_may_be_the_config_of_a_run(config, steps, tmp_path):
-    """Also of one that set no flag, and of the format before."""
+    """Also of one that set no flag."""
     write(tmp_path / "config.json", json.dumps(config))
     assert parse(["--config", str(tmp_path / "config.json")]).steps == steps
     write(tmp_path / "config.json", "[]")

@@ -232,18 +232,6 @@ def test_what_the_saved_state_depends_on_is_refused(run):
         assert words in run.refused(f"--output_dir run --resume {line}")
 
 
-def test_a_run_of_the_format_before_is_resumed(killed, as_whole):
-    """Its config.json had `given` and `arguments`, its state.pt `origin`."""
-    killed(3, "--steps 4 --save_steps 2")
-    config = read_json("run/config.json")
-    old = {"arguments": config["resolved"] | {"resume": False}, "given": config["settings"]}
-    write("run/config.json", json.dumps(old))
-    kept = state("run", 2)
-    kept["origin"] = {"settings": {}, "data": {"training data": kept.pop("prompts")}}
-    torch.save(kept, "run/checkpoints/step_2/state.pt")
-    as_whole()
-
-
 # ------------------------------------------------------------------------------- signals
 
 @pytest.fixture

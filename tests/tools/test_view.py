@@ -331,7 +331,7 @@ def reference(group, name, epsilon, epsilon_high, run):
     loss, stats = policy_loss(
         varying, new, old, A, mask, epsilon=epsilon, epsilon_high=epsilon_high,
         weights=token_weights(mask, run["reduction"]).double() if own else None,
-        group_size=len(A), max_length=16, mismatch=weighted,
+        group_size=len(A), max_length=16, factors=weighted,
         router_shift=padded(group["router_shift"], 1.0) if row.ratio == "log-shifted" else None)
     push = -torch.autograd.grad(loss, new)[0]                                            # [G, T]
     struck = (push == 0) & mask & ((A if A.dim() == 2 else A[:, None]) != 0)             # [G, T]
