@@ -12,8 +12,6 @@ import os
 import random
 import re
 import shutil
-import signal
-import time
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from zipfile import is_zipfile
@@ -87,20 +85,25 @@ def name_file_in_errors(path):
 class Saver:
     """Checkpoints of a run. As a context manager it also saves when an error ends the block.
 
-    step: the last complete rollout batch. stop(): whether a signal has asked any process to stop.
+    step: the last complete rollout batch.
     """
 
-    def __init__(self, folder, learner, progress, task):
+    def __init__(self, folder, learner, progress, task, signals):
         """learner, progress: the objects that are saved. Together with the random states they are
         all that the rest of the run depends on. task: its training prompts, after those that are
-        too long were removed, must be the same when the run is resumed."""
+        too long were removed, must be the same when the run is resumed. signals: the run's
+        StopSignals."""
         self.folder = folder
-        self.prompts = task.digest_prompts()
+        self.digests = task.digests()
+        self.signals = signals
         self.snapshot = None
         self.step = 0
         self.learner = learner
         self.progress = progress
-        self.stop = stop_on_signals(learner)
+
+    def stop(self):
+        """Whether a signal has asked any process to stop."""
+        return any(self.learner.gather([bool(self.signals.caught)]))
 
     def step_done(self, step):
         """Batch `step` is complete: save, if it is time. Returns whether the run has been asked to
@@ -123,7 +126,7 @@ class Saver:
         learner = self.learner
         self.snapshot = {"step": step, "stream": learner.stream.state_dict(),
                          "random": get_rng_state(), "progress": dict(self.progress),
-                         "schedule": learner.schedule.state_dict(), "prompts": self.prompts,
+                         "schedule": learner.schedule.state_dict(), **self.digests,
                          "scaler": learner.scaler.state_dict(),
                          "features": learner.features.state_dict() if learner.features.all else {}}
 
@@ -140,14 +143,15 @@ class Saver:
 
     def restore(self, folder):
         """Restore the state of a checkpoint, from which the policy itself was loaded before. Flags
-        that --resume may change hold from now on. Raises Refusal if the state does not belong to
-        this run."""
+        that --resume may change hold from now on. Returns notes on data that have changed. Raises
+        Refusal if the state does not belong to this run."""
         learner = self.learner
         state = load_state_file(folder)
         if state["step"] > learner.settings.steps:
             raise Refusal(f"--resume: --steps {learner.settings.steps}: {folder} has more: give "
                           f"at least {state['step']}")
-        if state.get("prompts", self.prompts) != self.prompts:
+        changed = [name for name, now in self.digests.items() if state.get(name, now) != now]
+        if "prompts" in changed:
             raise Refusal(f"--resume: the training prompts are not those of {folder}: put them "
                           "back, or start a new run")
         try:
@@ -164,12 +168,23 @@ class Saver:
         self.progress.update(state["progress"])
         apply_optimizer_flags(learner)
         set_rng_state(state["random"])
+        notes = []
+        if "answers" in changed:
+            notes.append(f"note: answers, or other columns, of the training rows are not those of "
+                         f"{folder}: rewards follow the new ones")
+        if "test" in changed and self.progress["before"]:
+            self.progress.update(before=None, best_score=())
+            notes.append(f"note: the test rows are not those of {folder}: earlier scores are left "
+                         "out of the summary")
         self.take_snapshot(self.step)
+        return "\n".join(notes)
 
     def __enter__(self):
+        self.signals.training = True
         return self
 
     def __exit__(self, kind, error, trace):
+        self.signals.training = False
         if self.snapshot and isinstance(error, (Exception, SystemExit)):
             with suppress(Exception):                        # the first error is the one to report
                 self.save_after_error()
@@ -218,29 +233,6 @@ def apply_optimizer_flags(learner):
         group["initial_lr"] = settings.learning_rate
         group["lr"] = settings.learning_rate * share(schedule.last_epoch)
         group["weight_decay"] = settings.weight_decay
-
-
-def stop_on_signals(learner):
-    """After Ctrl-C, SIGTERM or SIGHUP the run completes its rollout batch and saves; a second
-    signal stops it immediately. Returns a function: whether any process of the run has received a
-    signal."""
-    caught = []
-
-    def handle(number, frame):
-        if caught and time.monotonic() - caught[0] > 2:      # torchrun repeats a signal immediately
-            raise KeyboardInterrupt
-        if not caught and processes.rank() == 0:             # print could be interrupted in itself
-            with suppress(OSError):                          # SIGHUP: the terminal is gone
-                os.write(1, b"\nstopping after this rollout batch, which will be saved (press "
-                            b"again to stop immediately, without saving it)\n")
-        caught.append(time.monotonic())
-
-    signal.signal(signal.SIGINT, handle)
-    signal.signal(signal.SIGTERM, handle)
-    hang_up = getattr(signal, "SIGHUP", None)                # Windows has none
-    if hang_up and signal.getsignal(hang_up) is not signal.SIG_IGN:      # nohup ignores it
-        signal.signal(hang_up, handle)
-    return lambda: any(learner.gather([bool(caught)]))
 
 
 # ---------------------------------------------------------------------------------- their files

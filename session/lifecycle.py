@@ -10,6 +10,7 @@ from session import checkpoints, dry_run, folder as folders, screen
 from session.arguments import find_code, format_flags
 from session.learner import make_learner
 from session.metrics import Recorder
+from session.signals import StopSignals
 
 
 def run_training(settings, task, device, train, held_out):
@@ -17,7 +18,7 @@ def run_training(settings, task, device, train, held_out):
     None. train, held_out: those of train.py and eval.py."""
     began = time.perf_counter()
     task = tasks.prepare_task(settings, task)
-    with folders.run_folder(settings) as folder:
+    with StopSignals() as signals, folders.run_folder(settings) as folder:
         saved = None
         if settings.resume:
             saved = processes.on_first(lambda: checkpoints.find_newest(folder))
@@ -34,9 +35,9 @@ def run_training(settings, task, device, train, held_out):
         if not saved:
             progress["before"] = held_out(settings, learner, task)
         # saves the last complete batch if an error ends the next
-        with checkpoints.Saver(folder, learner, progress, task) as saver:
+        with checkpoints.Saver(folder, learner, progress, task, signals) as saver:
             if saved:
-                saver.restore(saved)
+                screen.print_once(saver.restore(saved))
             screen.print_once(processes.on_first(
                 lambda: folders.begin_run(settings, folder, task, saver.step)))
             if not saved and progress["before"]:
@@ -44,7 +45,7 @@ def run_training(settings, task, device, train, held_out):
                                   f"({time.perf_counter() - began:.0f} s)\n")
             recorder = Recorder(folder, task, learner, progress, saver.step)
             train(settings, learner, task, recorder, saver)
-        if saver.step < settings.steps:
+        if saver.step < settings.steps or saver.stop():
             resume = {"output_dir": str(folder), "resume": True}
             resume |= find_code(settings.explicit_flags)     # which must be typed again
             screen.print_once(f"stopped after batch {saver.step} and saved; python train.py "

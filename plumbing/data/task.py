@@ -51,11 +51,16 @@ class Task:
     played: bool = False         # with an environment: the first component is the return
     penalties: tuple = ()        # names of the components that features add after its own
 
-    def digest_prompts(self):
-        """SHA-256 of the training prompts, by which --resume notices that they, or their order,
-        are no longer the same."""
-        text = "".join(json.dumps([p.prompt, p.earlier]) for p in self.train)
-        return hashlib.sha256(text.encode()).hexdigest()
+    def digests(self):
+        """SHA-256 of the training prompts, of the other columns of their rows and of the test rows,
+        by which --resume notices that they, or their order, are no longer the same."""
+        def digest(values):
+            text = "".join(json.dumps(value, default=lambda x: type(x).__name__)
+                           for value in values)
+            return hashlib.sha256(text.encode()).hexdigest()
+        return {"prompts": digest([p.prompt, p.earlier] for p in self.train),
+                "answers": digest([p.answer, p.row] for p in self.train),
+                "test": digest([p.prompt, p.earlier, p.answer, p.row] for p in self.test)}
 
     def draw_uniforms(self, generator, *rows):
         """The random numbers that draw the tokens of responses, [*rows, max_completion_length].

@@ -19,10 +19,11 @@ import numpy
 import pytest
 import torch
 
+import eval as evaluation
 import session.learner
 import train
 from moe import TinyMoE
-from session import checkpoints, folder, lifecycle
+from session import checkpoints, folder, lifecycle, signals
 from tiny_run import differences, flags, metrics, read_json, slow, state, write
 
 
@@ -247,7 +248,7 @@ def signalled(run, first, monkeypatch):
         ticks = iter(range(0, 1000 * seconds, seconds or 1))
         clock = SimpleNamespace(monotonic=lambda: next(ticks))
         with monkeypatch.context() as patch, pytest.raises(SystemExit) as stop:
-            patch.setattr(checkpoints, "time", clock if seconds else time)
+            patch.setattr(signals, "time", clock if seconds else time)
             run(line)
         return stop.value.code
     return start
@@ -284,6 +285,34 @@ def test_second_ctrl_c_before_a_checkpoint(step, kept, signalled, capfd):
     assert signalled("--steps 3", step, *TWICE, seconds=5) == 130
     assert Path("run").exists() == kept
     assert capfd.readouterr().err == STOPPED
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM,
+                                    getattr(signal, "SIGHUP", signal.SIGTERM)])
+@pytest.mark.parametrize("phase", ["before", "last batch", "after"])
+def test_a_signal_acts_in_an_evaluation_and_in_the_last_batch(phase, number, run, first, capfd):
+    """Before training nothing is left; after it the evaluation is what --resume goes on with."""
+    begun = Path("run/metrics.jsonl")
+    handlers = [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)]
+    if phase == "last batch":
+        first(train, "update", lambda *_: os.kill(os.getpid(), number))
+    else:
+        first(evaluation, "evaluate", lambda *_, **__: begun.exists() == (phase == "after")
+              and os.kill(os.getpid(), number))
+    line = "--eval_samples 1 --eval_prompts 4"
+    with pytest.raises(SystemExit) as stop:
+        run(line)
+    assert stop.value.code == 130 and Path("run").exists() == (phase != "before")
+    said = capfd.readouterr()
+    assert ("stopped after batch 1 and saved" in said.out if phase == "last batch"
+            else said.err == STOPPED)
+    assert not Path("run/summary.json").exists()
+    assert [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)] == handlers
+    if phase != "before":
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(os, "kill", lambda *_: None)
+            run("--resume")
+        assert Path("run/summary.json").exists()
 
 
 def test_ctrl_c_before_the_first_batch(run, first, capfd):

@@ -161,8 +161,32 @@ def test_other_training_prompts_than_before_the_stop_are_refused(own, run):
     write("rows.jsonl", rows.replace("1+4=", "4+9="))
     err = run.refused(f"{RESUME} --steps 3")
     assert "the training prompts are not those of run/checkpoints/step_2: put them back" in err
-    write("rows.jsonl", rows.replace('"answer": "5"', '"answer": "6"'))
-    assert len(run("--resume --steps 3")) == 3               # a corrected answer is no other prompt
+
+
+def test_other_answers_and_other_test_rows_are_said(own, run, capsys):
+    """Scores on other test rows are not compared."""
+    shutil.copy("rows.jsonl", "test.jsonl")
+    jsonl("rows.jsonl", read_json("rows.jsonl")[20:])
+    jsonl("test.jsonl", read_json("test.jsonl")[:20])
+    line = f"{own} --test_dataset_name test.jsonl --verifier exact --eval_samples 1"
+    run(f"{line} --steps 2")
+    corrected = {name: Path(name).read_text(encoding="utf-8").replace(old, new) for name, old, new
+                 in [("rows.jsonl", '"answer": "8"', '"answer": "9"'),
+                     ("test.jsonl", '"answer": "3"', '"answer": "7"')]}
+    for name, said, other in [
+            ("none", "", "note: "),
+            ("rows.jsonl", "note: answers, or other columns, of the training rows are not those of "
+             "run/checkpoints/step_2: rewards follow the new ones\n", "test rows"),
+            ("test.jsonl", "note: the test rows are not those of run/checkpoints/step_3: earlier "
+             "scores are left out of the summary\n", "training rows")]:
+        if name in corrected:
+            write(name, corrected[name])
+        capsys.readouterr()
+        run(f"--resume --steps {2 + (name in corrected) + (name == 'test.jsonl')}")
+        out = capsys.readouterr().out
+        assert said in out and other not in out
+        summary = read_json("run/summary.json")
+        assert ("reward_before" in summary) == (name != "test.jsonl") and "reward_after" in summary
 
 
 # ------------------------------------------------------------------------------- what is read
