@@ -122,7 +122,7 @@ def evaluate(sampler, task, problems, samples, temperature, seed=0, progress=Non
         rows = slice(start, min(start + starts.step, indices.stop))
         chunk = problems[rows]
         prompts = task.encode(sampler.tokenizer, chunk)
-        played = {"rows": [p.row for p in chunk]} if task.played else {}
+        played = {"problems": chunk} if task.played else {}
         rollout = sampler.sample(prompts, G, uniforms=uniforms[rows].flatten(0, 1),
                                  temperature=temperature, **played)
         scores = task.reward_components(rollout.texts, chunk, rollout.token_lists(), rollout.games)

@@ -157,7 +157,7 @@ def sample(settings, learner, task, problems, step, attempt=0):
     prompts = task.encode(learner.tokenizer, problems)
     B = len(prompts) * settings.num_generations
     uniforms = task.draw_uniforms(generator_for(settings.seed, step, attempt + 1), B)      # [B, T]
-    played = {"rows": [p.row for p in problems]} if task.played else {}
+    played = {"problems": problems} if task.played else {}
     return learner.sampler.sample(prompts, settings.num_generations, uniforms=uniforms, **played)
 
 

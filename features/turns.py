@@ -1,7 +1,7 @@
 """Turns: a response is played with an environment, a class that the user writes.
 
     class Guess:                              # one object per response
-        def __init__(self, row): ...          # the row of the data
+        def __init__(self, row): ...          # a copy of the row
         def step(self, text):                 # a turn of the policy, without its end
             return observation, reward, done  # what the policy reads next, the turn's reward
 
@@ -108,13 +108,15 @@ class TurnSampler(Wrapper):
         self.limited = any(p.name == "limits" or p.kind is p.VAR_KEYWORD
                            for p in inspect.signature(sampler.sample).parameters.values())
 
-    def sample(self, prompts, group_size, uniforms, temperature=None, *, rows):
-        """See rollout.Sampler.sample; prompts: lists of token ids. rows: of the data, one per
-        prompt. The turn that begins at token t of a response is drawn with its uniforms [B, T] from
-        t on; the seed of an environment is the same for all responses to a prompt."""
+    def sample(self, prompts, group_size, uniforms, temperature=None, *, problems):
+        """See rollout.Sampler.sample; prompts: lists of token ids. problems: one per prompt; each
+        response gets a copy of its row. The turn that begins at token t of a response is drawn with
+        its uniforms [B, T] from t on; the seed of an environment is the same for all responses to a
+        prompt."""
         responses = [
-            Response(prompt, uniform, self.environment.begin(row, group[0]), Game([], []), [])
-            for prompt, row, group in zip(prompts, rows, uniforms.cpu().split(group_size))
+            Response(prompt, uniform, self.environment.begin(problem.copy_row(), group[0]),
+                     Game([], []), [])
+            for prompt, problem, group in zip(prompts, problems, uniforms.cpu().split(group_size))
             for uniform in group]                                                   # B
         first = self.play_turn(prompts, group_size, responses, temperature)
         while live := [r for r in responses if not (r.done or r.truncated)]:
@@ -233,7 +235,7 @@ class Environment:
         its seed, whatever the length limit is."""
         seed = zlib.crc32(uniforms[:2].numpy().tobytes())
         with self.errors_in_one_line("__init__", f"for the row {row!r:.80}"):
-            return self.kind(dict(row), seed=seed) if self.seeded else self.kind(dict(row))
+            return self.kind(row, seed=seed) if self.seeded else self.kind(row)
 
     def step_all(self, responses):
         """[(observation, reward, done)] of the last turns of responses: one after the other, or
@@ -319,7 +321,7 @@ class Turns(Feature):
                 task.teacher = environment.kind.teacher
                 # tried once here, where an error is one line
                 first = task.train[0]
-                turns = task.teacher(first.row, random.Random(0))
+                turns = task.teacher(first.copy_row(), random.Random(0))
                 builtin_tokenizer(task.characters)([first.prompt, *turns])
         return task
 

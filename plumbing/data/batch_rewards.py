@@ -44,6 +44,8 @@ class BatchRewardFunction:
     Without **kwargs it gets only those that it names. It may be async. It returns one component of
     the reward: B numbers, with None for a response that does not have it.
 
+    All of it is the function's to change: the next one gets copies of its own.
+
     rewards() raises Refusal, which ends the run, if the function raises or returns anything
     else.
     """
@@ -78,11 +80,12 @@ class BatchRewardFunction:
         ids: the token ids of the texts, B lists. games: what was played with an environment, or [];
         completions are then its messages."""
         known = {"prompts": [p.prompt if p.earlier is None else as_messages(p) for p in problems],
-                 "completions": [game.messages for game in games] if games else [
+                 "completions": [[*map(dict, game.messages)] for game in games] if games else [
                      text if p.earlier is None else [{"role": "assistant", "content": text}]
                      for text, p in zip(texts, problems)],
-                 "completion_ids": ids}
-        inputs = {name: known[name] if name in known else [p.row.get(name) for p in problems]
+                 "completion_ids": [*map(list, ids or [])]}
+        rows = [p.copy_row() for p in problems] if {*self.inputs}.difference(known) else []
+        inputs = {name: known[name] if name in known else [row.get(name) for row in rows]
                   for name in self.inputs}
         try:
             rewards = self.function(**inputs)

@@ -9,9 +9,12 @@ import csv
 import io
 import json
 import math
+import pickle
+import sys
 import zlib
 from dataclasses import dataclass, field
 from decimal import Decimal
+from functools import cached_property
 from pathlib import Path
 
 from plumbing.data.reward_functions import describe
@@ -20,6 +23,7 @@ from plumbing.refusal import Refusal, refuse_os_errors
 DATA_FILES = (".jsonl", ".json", ".csv", ".parquet")
 PROMPT_COLUMNS = ("prompt", "question", "problem")
 ANSWER_COLUMNS = ("answer", "solution")
+shared_columns = set()           # those that are named on stderr because they cannot be copied
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,20 @@ class Problem:
     earlier: tuple | None = None  # the messages before it as (role, text); None: no conversation
     row: dict = field(default_factory=dict, compare=False, repr=False)   # its row in the data
     stage: int = 1               # the stage in which training on it begins (features/srpo.py)
+
+    def copy_row(self):
+        """A copy of the row for users' code, which may change it. Values that cannot be copied,
+        such as locks and clients, are shared; the first of each column is named on stderr."""
+        return {**self.row, **pickle.loads(self.pickled_row)}
+
+    @cached_property
+    def pickled_row(self):
+        """The row, or those of its values that can be copied."""
+        try:
+            return pickle_and_check(self.row)
+        except Exception:                                    # whatever an object's own code raises
+            return pickle.dumps({name: value for name, value in self.row.items()
+                                 if can_copy(name, value)})
 
 
 def load_problems(name, test_name, columns, rows, environment):
@@ -77,6 +95,26 @@ def load_problems(name, test_name, columns, rows, environment):
         train = [p for p in train if key(p) not in held_out]
         notes.append(f"no test split: held out {len(test)} problem(s)")
     return train, test, notes
+
+
+def pickle_and_check(value):
+    """A value as bytes. Raises whatever an object raises that cannot be pickled and read again."""
+    data = pickle.dumps(value)
+    pickle.loads(data)
+    return data
+
+
+def can_copy(column, value):
+    """Whether a value of a row can be copied; the first of a column that cannot is named."""
+    try:
+        pickle_and_check(value)
+    except Exception as error:
+        if column not in shared_columns:
+            shared_columns.add(column)
+            sys.stderr.write(f"train.py: note: {column!r} of a row cannot be copied, so all "
+                             f"responses share it: {describe(error)}\n")
+        return False
+    return True
 
 
 def prompt_key(problem):

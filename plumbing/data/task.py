@@ -188,7 +188,7 @@ class Task:
         for problem in problems:
             if problem not in self.ids:
                 self.ids[problem] = encode_prompt(self, tokenizer, problem)
-        return [self.ids[problem] for problem in problems]
+        return [[*self.ids[problem]] for problem in problems]      # a sampler may change its own
 
     def filter_prompts(self, tokenizer):
         """Tokenize every prompt and remove those that encode_prompt refuses. Returns a text that

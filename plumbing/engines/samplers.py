@@ -81,10 +81,10 @@ class SharedSampler(Wrapper):
         super().__init__(sampler)
         self.actor = actor
 
-    def sample(self, prompts, group_size, uniforms, rows=None, **options):
-        """rows: of the data, one per prompt, for an environment (features/turns.py)."""
+    def sample(self, prompts, group_size, uniforms, problems=None, **options):
+        """problems: one per prompt, for an environment (features/turns.py)."""
         share = processes.share(len(prompts))
-        options |= {} if rows is None else {"rows": rows[share]}
+        options |= {} if problems is None else {"problems": problems[share]}
         uniforms = uniforms.unflatten(0, (len(prompts), group_size))[share].flatten(0, 1)
         with processes.gathered(self.actor) as policy:
             self.policy = policy

@@ -125,7 +125,7 @@ def supervise(policy, tokenizer, task, settings):
     scorer = Scorer(policy)
     for _ in tqdm(range(steps), desc="supervised warm-up", disable=None, leave=False):
         problems = [task.train[rng.randrange(len(task.train))] for _ in range(BATCH)]
-        answers = [task.teacher(p.row if task.played else p, rng) for p in problems]
+        answers = [task.teacher(p.copy_row() if task.played else p, rng) for p in problems]
         batch = make_teacher_rollout(policy, tokenizer, problems, answers)
         scores = scorer(batch, record=True)
         logp = scores.logp                                                          # [B, T]

@@ -49,6 +49,19 @@ def test_the_documented_sampler_trains_on_the_log_probs_that_it_recorded(place, 
     assert weighted["mismatch_ess"] == pytest.approx(1, abs=1e-6)
 
 
+def test_a_sampler_may_change_the_prompts_that_it_gets(place, run):
+    with open("generate.py", "a", encoding="utf-8") as file:
+        file.write("""
+class Careless(GenerateSampler):
+    def sample(self, prompts, *others, **options):
+        rollout = super().sample(prompts, *others, **options)
+        prompts[0].append(1)
+        return rollout
+""")
+    line = DATA + "--steps 9 --eval_samples 1 --sampler generate.py:"
+    assert run(line + "GenerateSampler") == run(line + "Careless", folder="careless")
+
+
 @pytest.mark.parametrize("stop", [(), ("2", "1+")])
 @pytest.mark.parametrize("ends", [(), (3, 5)])
 def test_the_documented_sampler_ends_at_every_end_token_and_trains_on_no_padding(ends, stop, place):

@@ -20,6 +20,7 @@ import models
 import train
 from features.turns import Environment, TurnSampler
 from models import make as model_of
+from plumbing.data.datafiles import Problem
 from plumbing.data.running_sum import builtin_tokenizer
 from plumbing.engines.responses import as_rollout
 from plumbing.model import cold_start as warm_up
@@ -129,7 +130,7 @@ def test_any_game_is_what_the_tokens_say_and_the_same_fast_plain_and_by_ones_own
     for sampler in (Sampler, fast.FastSampler, Unlimited):
         ragged.kind.seeds.clear()
         player = play(sampler(model, LETTERS, T, 1.0, STOP), ragged, turns)
-        rollouts.append(player.sample(PROMPTS, 6, uniforms=uniforms, rows=[{}, {}]))
+        rollouts.append(player.sample(PROMPTS, 6, uniforms, problems=[Problem("", "")] * 2))
     first, *others = rollouts
     seeds = list(ragged.kind.seeds)
     assert len(set(seeds)) == 2 and seeds == [seeds[0]] * 6 + [seeds[6]] * 6     # one per prompt
@@ -190,7 +191,7 @@ def test_tokens_are_kept_and_read_as_the_template_writes_a_conversation(end, oth
     Scripted.turns = [ids + encode(end) for ids in own]
     scripted = Scripted(policy, tokenizer, 200, 1.0, ("\n",) if end == "\n" else ())
     sampler = play(scripted, environment(ECHO))
-    rollout = sampler.sample([prompt], 1, uniforms=torch.rand(1, 200), rows=[{}])
+    rollout = sampler.sample([prompt], 1, uniforms=torch.rand(1, 200), problems=[Problem("", "")])
     ids, = rollout.token_lists()
     for word in words[:2]:
         chat += [{"role": "assistant", "content": word + "\n" * (end == "\n")},
@@ -221,7 +222,7 @@ def test_sampling_and_scoring_agree_over_the_turns_of_smollm2(environment):
     prompt = tokenizer.apply_chat_template([{"role": "user", "content": "Count to three."}],
                                            add_generation_prompt=True)["input_ids"]
     sampler = play(fast.FastSampler(policy, tokenizer, 64, 1.0, ("\n", ".")), environment(ECHO))
-    rollout = sampler.sample([prompt, prompt[3:]], 2, rows=[{}, {}],
+    rollout = sampler.sample([prompt, prompt[3:]], 2, problems=[Problem("", "")] * 2,
                              uniforms=torch.rand(4, 64, generator=torch.Generator().manual_seed(3)))
     assert max(len(game.rewards) for game in rollout.games) > 1
     for score in (plain_logp, fast.fast_response_logp):
@@ -361,6 +362,46 @@ def test_rows_that_differ_only_beside_the_prompt_keep_their_own_objects(run, own
     rewards = {sample["reward"] for line in read_json("run/samples.jsonl")
                for sample in line["samples"]}
     assert len(rewards) > 1
+
+
+GREEDY = """
+import threading
+LOCK = threading.Lock()
+def use_up(row):
+    assert row["lock"] is LOCK and row["terms"] == [1, [2, 3]]
+    row["terms"].pop().pop()
+class Play:
+    characters = "0123456789+=,. "
+    template = False
+    def __init__(self, row):
+        self.row = row
+    def rows():
+        return [{"prompt": f"{i}=", "terms": [1, [2, 3]], "lock": LOCK} for i in range(9)]
+    def teacher(row, rng):
+        use_up(row)
+        return ["1,"]
+    def step(self, text):
+        use_up(self.row)
+        return "", float(len(text) % 2), True
+def one(completions, completion_ids, terms):
+    for answer, ids, own in zip(completions, completion_ids, terms):
+        assert answer.pop()["content"] is not None and ids.pop() >= 0 and own.pop() == [2, 3]
+    return [0] * len(terms)
+def two(completions, completion_ids, terms):
+    return one(completions, completion_ids, terms)
+"""
+
+
+def test_users_code_may_change_the_rows_that_it_gets(run, capsys):
+    """Environments, the teacher and batch reward functions; what cannot be copied is shared."""
+    write("mine.py", GREEDY)
+    run("--environment mine.py:Play --verifier mine.py:one mine.py:two --stop , --steps 5 "
+        "--cold_start_steps 3 --max_completion_length 4 --eval_samples 1")
+    assert all(len(sample["turns"]) == 1 for line in read_json("run/samples.jsonl")
+               for sample in line["samples"])
+    assert re.findall("note: .*", capsys.readouterr().err) == [
+        "note: 'lock' of a row cannot be copied, so all responses share it: TypeError: cannot "
+        "pickle '_thread.lock' object"]
 
 
 def test_ask_plays_with_the_person_at_the_terminal(run, own, capsys, monkeypatch, refused):

@@ -12,6 +12,7 @@ import torch
 
 import eval
 from models import check_ends, for_chats, gap, make
+from plumbing.data.datafiles import Problem
 from plumbing.data.running_sum import builtin_tokenizer
 from features.turns import Environment, TurnSampler
 from features.vllm_engine import check_agreement, row_seeds
@@ -71,7 +72,7 @@ def test_an_engine_plays_the_turns_of_an_environment_up_to_the_limit_of_each_row
         loaded_environment=Environment(f"{file}:Play"), max_turns=None, chat_template=True,
         chat_template_kwargs={}))
     uniforms = torch.rand(3 * 16, 12, generator=torch.Generator().manual_seed(1))
-    rollout = sampler.sample(PROMPTS, 16, uniforms, rows=[{}] * 3)
+    rollout = sampler.sample(PROMPTS, 16, uniforms, problems=[Problem("", "")] * 3)
     assert gap(policy, rollout, 1.0) < 2e-5
     assert rollout.truncated.any() and not rollout.truncated.all()
     for i, game in enumerate(rollout.games):
