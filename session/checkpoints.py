@@ -7,12 +7,13 @@ contains only tensors, numbers and text, and is read with weights_only=True: a p
 is refused, not executed.
 """
 
+import errno
 import json
 import os
 import random
 import re
 import shutil
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from zipfile import is_zipfile
 
@@ -249,10 +250,12 @@ def save(run, policy, tokenizer, state):
             policy.save_pretrained(partial)
             tokenizer.save_pretrained(partial)
             torch.save(state, partial / STATE)
-            for file in partial.iterdir():                   # safetensors: for the owner alone
+            files = [path for path in partial.rglob("*") if path.is_file()]
+            for file in files:                               # safetensors: for the owner alone
                 with suppress(OSError):                      # a file system without modes
                     shutil.copymode(partial / "config.json", file)
-            for path in [*run.glob("*.jsonl"), *partial.iterdir(), partial]:
+            records = [run / name for name in RECORDS if (run / name).exists()]
+            for path in [*records, *files, partial]:
                 sync(path)                                   # on the disk before the rename
             os.rename(partial, folder)                       # fails if there is one already
             sync(folder.parent)
@@ -264,17 +267,20 @@ def save(run, policy, tokenizer, state):
 
 
 def sync(path):
-    """Wait until a file, or a folder, is on the disk. Windows cannot open a folder, and fsync there
-    needs a file that may be written to."""
+    """Wait until a file, or a folder, is on the disk, if the file system has a call for that.
+    Windows cannot open a folder, and fsync there needs a file that may be written to."""
     folder = path.is_dir()
     if folder and not hasattr(os, "O_DIRECTORY"):
         return
-    with suppress(OSError) if folder else nullcontext():     # some file systems refuse a folder
+    try:
         number = os.open(path, os.O_RDONLY if folder else os.O_RDWR)
         try:
             os.fsync(number)
         finally:
             os.close(number)
+    except OSError as error:
+        if not folder and error.errno not in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP):
+            raise
 
 
 def list_checkpoints(run):

@@ -6,6 +6,7 @@
 
 import itertools
 import json
+import os
 import platform
 import shutil
 from contextlib import contextmanager, suppress
@@ -18,7 +19,7 @@ from filelock import FileLock, Timeout
 from plumbing.model.adapters import find_base_model, is_adapter
 from plumbing.model.policy import explain_missing
 from plumbing.refusal import Refusal, refuse_os_errors
-from session.checkpoints import RECORDS, cut_records, list_checkpoints, write_text
+from session.checkpoints import RECORDS, append, cut_records, list_checkpoints, write_text
 from session.arguments import CALL_FLAGS, flags, format_value, read_run_config
 from plumbing.parallel import processes
 
@@ -37,11 +38,13 @@ def run_folder(settings):
     locks = []
     try:
         processes.on_first(lambda: locks.append(lock(folder)))
+        processes.on_first(lambda: try_folder(folder))
         yield folder
     finally:
         begun = {file.name for file in list_files(folder)} - {"config.json"}
         for one in locks:                                    # only the first process has one
-            one.release()                                    # Windows deletes no open file
+            if one:
+                one.release()                                # Windows deletes no open file
             if not begun and not settings.resume:
                 for file in folder.iterdir():
                     file.unlink()
@@ -124,13 +127,33 @@ def list_files(folder):
 @refuse_os_errors()
 def lock(folder):
     """Lock the folder until release() of the lock that is returned, or until this process ends,
-    even if it is killed. Raises Refusal if another process has locked the folder."""
+    even if it is killed. None, with a note, where a file system has no locks. Raises Refusal if
+    another process has locked the folder."""
     held = FileLock(folder / LOCK)
     try:
         held.acquire(blocking=False)
     except Timeout:
         raise Refusal(f"another process is using {folder}: give another --output_dir") from None
+    except (OSError, NotImplementedError) as error:
+        print(f"note: {folder} cannot be locked ({error}): start no second run in it")
+        return None
     return held
+
+
+def try_folder(folder):
+    """Try, before anything is trained, what records and checkpoints need of the file system: to
+    append to a file, to replace it, to rename a folder. Raises Refusal."""
+    trial = folder / ".trial"
+    try:
+        (trial / "partial").mkdir(parents=True, exist_ok=True)
+        append(trial / "partial/file", {})
+        append(trial / "partial/file", {})
+        write_text(trial / "partial/file", "")
+        os.rename(trial / "partial", trial / "renamed")
+    except (OSError, Refusal) as error:
+        raise Refusal(f"--output_dir {folder}: {error}; give another folder") from error
+    finally:
+        shutil.rmtree(trial, ignore_errors=True)
 
 
 @refuse_os_errors()

@@ -90,8 +90,10 @@ def train_cold_start(settings, task, config, tokenizer, device, folder, recipe):
             shutil.copymode(partial / "config.json", file)
     try:
         os.rename(partial, folder)
-    except OSError:  # another run has written the same model meanwhile
+    except OSError:
         shutil.rmtree(partial)
+        if not folder.is_dir():          # another run has written the same model meanwhile
+            raise
 
 
 @torch.no_grad()

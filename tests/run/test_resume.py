@@ -450,7 +450,8 @@ def test_a_full_disk_at_the_start_leaves_no_folder(run, monkeypatch):
         path.touch()
         raise FULL
     monkeypatch.setattr(Path, "write_text", full)
-    assert "run/config.json could not be written" in run.refused("--output_dir run")
+    said = run.refused("--output_dir run")
+    assert "file could not be written: [Errno 28] No space" in said and "MB are free" in said
     assert not Path("run").exists()
 
 
@@ -516,15 +517,53 @@ def test_a_file_of_the_run_that_is_gone_or_edited_is_one_line(spoil, words, run)
     assert words in run.refused("--output_dir run --resume --steps 3", begun=True)
 
 
-def test_a_file_system_without_fsync_of_folders_and_without_modes_keeps_the_checkpoint(
-        run, monkeypatch):
-    fsync = os.fsync
+LACKING = [OSError(number, os.strerror(number))
+           for number in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)]
 
-    def picky(number):
-        if os.path.isdir(f"/proc/self/fd/{number}"):
-            raise OSError(errno.EINVAL, "Invalid argument")
-        fsync(number)
-    monkeypatch.setattr(os, "fsync", picky)
-    monkeypatch.setattr(shutil, "copymode", raising(OSError(errno.EPERM, "not permitted")))
+
+@pytest.mark.parametrize("fault", LACKING, ids=str)
+def test_a_file_system_without_fsync_modes_and_locks_keeps_the_checkpoint(fault, run, monkeypatch,
+                                                                          capsys):
+    fcntl = pytest.importorskip("fcntl")                     # POSIX
+    for owner, name in ((os, "fsync"), (shutil, "copymode"), (fcntl, "flock")):
+        monkeypatch.setattr(owner, name, raising(fault))
     run("--save_steps 1")
     assert os.listdir("run/checkpoints") == ["step_1"]
+    said = "note: run cannot be locked"
+    assert (said in capsys.readouterr().out) == (fault.errno != errno.ENOSYS)    # filelock's own
+
+
+@pytest.mark.parametrize("existed", [False, True])
+@pytest.mark.parametrize("name", ["rename", "replace"])
+def test_a_file_system_without_rename_is_refused_before_the_warm_up(name, existed, run, first,
+                                                                    monkeypatch):
+    if existed:
+        Path("run").mkdir()
+    first(lifecycle, "load_trained_policy", raising(AssertionError("too late")))
+    monkeypatch.setattr(os, name, raising(LACKING[-1]))
+    said = run.refused("--output_dir run")
+    assert "--output_dir run: " in said and LACKING[-1].strerror in said
+    assert "; give another folder" in said
+    assert Path("run").exists() == existed
+
+
+def test_a_file_of_the_users_in_the_run_folder_stops_no_checkpoint(run, first):
+    first(train, "update", lambda *_: [os.symlink("nowhere", "run/mine.jsonl")]
+          if not os.path.lexists("run/mine.jsonl") else None)
+    run()
+    assert os.listdir("run/checkpoints") == ["step_1"]
+
+
+def test_a_folder_in_a_checkpoint_can_be_entered_and_its_files_are_on_the_disk(run, first,
+                                                                               cold_start):
+    """Chat templates besides the first are written to a folder."""
+    from transformers import AutoTokenizer
+    synced = []
+    tokenizer = AutoTokenizer.from_pretrained(cold_start)
+    shutil.copytree(cold_start, "model")
+    tokenizer.chat_template = {"default": "{{ messages[0].content }}", "more": "{{ messages }}"}
+    tokenizer.save_pretrained("model")
+    first(checkpoints, "sync", lambda path: synced.append(path.name))
+    run("--model_name_or_path model")
+    more = Path("run/checkpoints/step_1/additional_chat_templates")
+    assert more.stat().st_mode & 0o111 and "more.jinja" in synced
