@@ -18,7 +18,7 @@ class Flags:
                                    section="bounds beside the clip range", also="delta")
     off_policy_mask: float | None = flag(
         None, "drop responses with a negative advantage whose mean log-prob fell by more than "
-              "this many nats", unset="off", above=0)
+              "this many nats", unset="off", above=0, also="off_policy_mask_threshold")
 
 
 class Bounds(Feature):

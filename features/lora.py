@@ -34,7 +34,8 @@ class Flags:
         section="adapters", fixed=True, also="lora qlora",
         without={"shard": None, "sync_ref_model": UNMOVED,
                  "teacher_update_rate": f"{UNMOVED}; use --teacher_update_rate 0"})
-    lora_r: int = flag(16, "LoRA rank", at_least=1, needs="use_peft", fixed=True, also="rank r")
+    lora_r: int = flag(16, "LoRA rank", at_least=1, needs="use_peft", fixed=True,
+                      also="rank r lora_rank")
     lora_alpha: int = flag(
         32, "LoRA alpha; LoRA scaling is lora_alpha / lora_r", at_least=1, needs="use_peft",
         fixed=True)

@@ -23,7 +23,8 @@ class Flags:
              "KL and no reference policy", at_least=0, section="the KL to a reference policy",
         also="kl_coef kl init_kl_coef kl_loss_coef kl_weight")
     kl_estimator: str = flag("k3", "estimator of the KL of --beta",
-                             choices=("k1", "k2", "k3", "k3_is", "k3_st"), needs="beta")
+                             choices=("k1", "k2", "k3", "k3_is", "k3_st"), needs="beta",
+                             also="use_bias_correction_kl=k3_is")
     use_kl_in_reward: bool = flag(
         False, "subtract the KL of --beta, as k1, from the reward of every token, in place of a "
                "term of the loss; an advantage per response reads its sum",

@@ -87,7 +87,7 @@ class Core:
     algorithm: str = flag(
         "gspo", "training algorithm: a row of losses.OBJECTIVES, or a preset that also sets "
                 "other flags (docs/family.md)", section="the algorithm", choices=ALGORITHMS,
-        also="loss loss_type objective method preset importance_sampling_level=gspo")
+        also="loss objective method preset importance_sampling_level=gspo")
     epsilon: float | None = flag(None, "lower end of the clip range, 1 - epsilon; without "
                                  "--epsilon_high also the upper end, 1 + epsilon",
                                  unset="the value of the algorithm's paper",
@@ -136,7 +136,7 @@ class Core:
         unset="running sums", section="the task",
         needs={"model_name_or_path|environment": "the built-in tiny MoE knows only the characters "
                                                  "of its own task"},
-        evaluation="kept", also="data train_file data_path train_data task")
+        evaluation="kept", also="data train_dataset train_file data_path train_data task")
     test_dataset_name: str | None = flag(
         None, "held-out problems", unset="the test split of the dataset, or a part of it",
         evaluation="problems",
@@ -186,8 +186,7 @@ class Core:
                       also="num_train_epochs num_epochs epochs max_steps iterations total_steps "
                            "total_episodes")
     prompts_per_step: int = flag(32, "prompts per rollout batch", at_least=1, fixed=True,
-                                 also="batch_size bs train_batch_size rollout_batch_size "
-                                      "per_device_train_batch_size")
+                                 also="batch_size bs train_batch_size rollout_batch_size")
     num_generations: int = flag(8, "group size G: responses per prompt; at pass rate p a share "
                                 "p^G + (1-p)^G of the groups is all right or all wrong and "
                                 "teaches nothing", at_least=1,
@@ -228,9 +227,11 @@ class Core:
     micro_batch_size: int | None = flag(None, "responses per forward and backward pass; in 16 bits "
                                         "an upper limit, because all passes must have equal sizes",
                                         unset="the whole mini-batch", section="the machine",
-                                        at_least=1, also="gradient_accumulation_steps")
+                                        at_least=1, also="gradient_accumulation_steps "
+                                        "per_device_train_batch_size")
     gradient_checkpointing: bool = flag(False, "save memory by recomputing activations in the "
-                                        "backward pass; responses then share no computation")
+                                        "backward pass; responses then share no computation",
+                                  also="activation_checkpointing")
     plain: bool = flag(False, "use the plain implementation, for reading and for comparison: one "
                        "row per response and no shared computation", evaluation=True)
     cuda_graphs: bool = flag(False, "on a CUDA GPU: replay the token steps of sampling as CUDA "
@@ -246,7 +247,7 @@ class Core:
     device: str = flag("auto", "device to compute on; auto: a CUDA GPU if there is one, else the "
                        "CPU; mps (Apple GPUs) has not been tested on real hardware",
                        choices=("auto", "cpu", "cuda", "mps"), evaluation=True,
-                       also="cpu no_cuda")
+                       also="cpu=cpu use_cpu=cpu no_cuda=cpu")
     shard: bool = flag(False, "with torchrun: shard the model with FSDP2 instead of keeping a full "
                        "copy in every process", also="fsdp fsdp2 deepspeed", fixed=True)
 
@@ -272,18 +273,19 @@ class Core:
                                 needs={"resume": "what the command line or --config names is "
                                                  "run in any case"})
     save_steps: int = flag(10, "number of rollout batches between checkpoints, of which the last "
-                           "two are kept; 0: save only at the end", at_least=0)
+                           "two are kept; 0: save only at the end", at_least=0,
+                           also="save_strategy")
     save_tokens: bool | None = flag(None, "save one group's tokens per rollout batch for `eval.py "
                                     "view`", unset="only for the built-in task")
     eval_steps: int = flag(0, "number of rollout batches between evaluations; 0: evaluate only "
                            "before and after training", at_least=0, without="eval_samples=0",
-                           also="test_freq")
+                           also="test_freq eval_strategy")
     eval_prompts: int = flag(256, "held-out prompts per evaluation", at_least=1)
     eval_samples: int = flag(4, "responses sampled per held-out prompt; 0: no evaluation",
-                             at_least=0)
+                             at_least=0, also="num_generations_eval")
     seed: int = flag(0, "random seed, which also decides what is held out", at_least=0,
                      at_most=2 ** 32 - 1,                    # the largest that NumPy takes
-                     evaluation="kept", fixed=True)
+                     evaluation="kept", fixed=True, also="data_seed")
 
     # {flag: value} of the command line, of --config and, with --resume, of the run's config.json.
     explicit_flags: dict = field(default_factory=dict, compare=False)
@@ -364,18 +366,33 @@ DEEP_DEFAULTS = dict(learning_rate=1e-4, prompts_per_step=16, hidden_size=48, nu
 SHALLOW = 4     # layers of the tiny MoE up to which the fields' own defaults hold
 
 
-# What to do instead of a flag of TRL, or of one that train.py had until lately.
+# What to do instead: names that TRL or an older train.py has and that are no other name of a flag.
 INSTEAD = {
-    "logging_steps": "it is not needed: every rollout batch is logged",
-    "logging_strategy": "it is not needed: every rollout batch is logged",
-    "log_completions": "it is not needed: samples.jsonl has responses of every rollout batch",
-    "adam_beta1": "it is 0.9 in every run",
-    "adam_beta2": "it is 0.95 in every run",
-    "dtype": "weights are float32; --bf16 and --fp16 set the arithmetic",
-    "torch_dtype": "weights are float32; --bf16 and --fp16 set the arithmetic",
-    "generation_batch_size": "it is --prompts_per_step times --num_generations",
-    "max_tool_calling_iterations": "write --max_turns, which counts all turns of a response",
-    "tool": "write it as an --environment FILE.py:CLASS (docs/data.md#an-environment)",
+    "it is not needed: every rollout batch is logged":
+        "logging_steps logging_strategy logging_first_step",
+    "it is not needed: samples.jsonl has responses of every rollout batch":
+        "log_completions log_unique_prompts num_completions_to_print",
+    "it is not needed: a run is evaluated before and after training (--eval_samples)":
+        "eval_on_start",
+    "the last two checkpoints are kept": "save_total_limit",
+    "it is 0.9 in every run": "adam_beta1",
+    "it is 0.95 in every run": "adam_beta2",
+    "it is 1e-8 in every run": "adam_epsilon",
+    "weights are float32; --bf16 and --fp16 set the arithmetic": "dtype torch_dtype",
+    "it is --prompts_per_step times --num_generations": "generation_batch_size",
+    "write --algorithm and --reduction (docs/data.md#from-a-trl-script)": "loss_type",
+    "write --entropy_quantile, and 1 minus the value": "top_entropy_quantile",
+    "--entropy_coef is constant": "use_adaptive_entropy entropy_coef_min entropy_coef_max "
+                                  "entropy_coef_delta entropy_target",
+    "it is a constant of the objective's row in losses.py":
+        "sapo_temperature_neg sapo_temperature_pos vespo_k_pos vespo_k_neg vespo_lambda_pos "
+        "vespo_lambda_neg",
+    "write --mismatch and --mismatch_mask (docs/data.md#from-a-trl-script)":
+        "vllm_importance_sampling_correction vllm_importance_sampling_mode "
+        "vllm_importance_sampling_clip_min vllm_importance_sampling_clip_max "
+        "vllm_importance_sampling_cap",
+    "write --max_turns, which counts all turns of a response": "max_tool_calling_iterations",
+    "write it as an --environment FILE.py:CLASS (docs/data.md#an-environment)": "tool",
 }
 
 # Flags of one call of train.py, which are not settings of a run.
@@ -597,9 +614,10 @@ def suggest_flag(word):
     if not word.startswith("-"):
         return ", which belongs to no flag; train.py --help lists all flags"
     name = word.split("=")[0].lstrip("-").lower().replace("-", "_")
-    if name in INSTEAD:
-        return f": {INSTEAD[name]}"
-    meant = suggest(name, [f.name for f in flags()]).replace("mean ", "mean --")
+    for reason, names in INSTEAD.items():
+        if name in names.split():
+            return f": {reason}"
+    meant = suggest(name, [f.name for f in flags()], cutoff=0.85).replace("mean ", "mean --")
     for f in flags():
         for other in f.metadata.get("also", "").split():
             theirs, equals, value = other.partition("=")

@@ -23,9 +23,9 @@ from losses import OBJECTIVES, validate_choice, combine_stats, policy_loss
 from plumbing.parallel.devices import find_device_type
 
 
-def suggest(word, known):
+def suggest(word, known, cutoff=0.6):
     """', did you mean X?' if a known word is spelled similarly, else ''."""
-    match = difflib.get_close_matches(word, list(known), n=1)
+    match = difflib.get_close_matches(word, list(known), n=1, cutoff=cutoff)
     return f", did you mean {match[0]}?" if match else ""
 
 

@@ -74,7 +74,8 @@ def config_text(settings):
     if missing:
         return f"# {missing}"
     known = {flag for flags in SUBJECTS.values() for flag in flags.split()}
-    others = {flag: value for flag, value in settings.explicit_flags.items() if flag not in known}
+    others = {flag: value for flag, value in settings.explicit_flags.items()
+              if flag not in known | MISSING.keys()}         # those of MISSING are off
     if others:
         notes.append("not in trl.GRPOConfig, for GRPOTrainer or for code of your own: "
                      f"{format_flags(others)}")

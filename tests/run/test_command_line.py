@@ -62,6 +62,7 @@ def test_train_py_imports_transformers_without_its_trainer():
     "mu": "num_iterations", "ppo_epochs": "num_iterations", "use_vllm": "sampler vllm",
     "vllm_mode=colocate": "sampler vllm", "delta": "dual_clip",
     "importance_sampling_level": "algorithm gspo", "validation_split": "test_dataset_name",
+    "per_device_train_batch_size": "micro_batch_size", "use_cpu": "device cpu",
 }.items())
 def test_a_near_miss_is_known_by_its_meaning(flag, meant):
     """TRL's words, too."""
@@ -79,7 +80,8 @@ def test_a_word_without_a_flag_is_no_near_miss():
 
 @pytest.mark.parametrize("flag", ["adam_beta1", "log_completions", "dtype", "logging_strategy",
                                   "generation_batch_size", "max_tool_calling_iterations",
-                                  "nonsense"])
+                                  "adam_epsilon", "entropy_coef_min", "trust_remote_code",
+                                  "use_cache", "hub_token", "nonsense"])
 def test_a_flag_of_another_meaning_is_not_suggested(flag):
     with pytest.raises(ValueError, match=f"unknown argument --{flag}") as error:
         parse([f"--{flag}", "1"])

@@ -1,7 +1,9 @@
 """What `python tools/export.py trl` prints, in TRL 1.16.
 python -m pytest tests/tools/test_trl.py"""
 
+import dataclasses
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,7 @@ from transformers import AutoTokenizer
 
 from models import saved
 from plumbing.data.tasks import prepare_task
-from session.arguments import parse
+from session.arguments import INSTEAD, flags, parse, suggest_flag
 from test_losses_against_trl import trl_config
 from tiny_run import jsonl, slow, write
 from tools import export
@@ -159,3 +161,57 @@ def test_vllm_is_in_the_config_of_a_run_with_vllm_alone(line, share, mode, print
     assert found.vllm_gpu_memory_utilization == share
     assert found.vllm_importance_sampling_correction == (mode is not None)
     assert mode is None or found.vllm_importance_sampling_mode == mode
+
+
+# ----------------------------------------------------------------------------- the names of TRL
+
+MEANT = {  # fields of GRPOConfig for which a flag of another name is suggested
+    "activation_checkpointing": "gradient_checkpointing", "data_seed": "seed",
+    "deepspeed": "shard", "delta": "dual_clip", "eval_strategy": "eval_steps", "fsdp": "shard",
+    "gradient_accumulation_steps": "micro_batch_size",
+    "gradient_checkpointing_kwargs": "gradient_checkpointing",
+    "importance_sampling_level": "algorithm gspo", "max_steps": "steps",
+    "num_generations_eval": "eval_samples", "num_train_epochs": "steps",
+    "off_policy_mask_threshold": "off_policy_mask",
+    "per_device_train_batch_size": "micro_batch_size", "resume_from_checkpoint": "resume",
+    "run_name": "output_dir", "save_strategy": "save_steps",
+    "use_bias_correction_kl": "kl_estimator k3_is", "use_cpu": "device cpu",
+    "use_vllm": "sampler vllm", "vllm_mode": "sampler vllm"}
+
+
+def test_a_field_of_trl_is_a_flag_or_the_right_other_name_or_unknown():
+    from trl import GRPOConfig
+    fields = {f.name for f in dataclasses.fields(GRPOConfig)} - {f.name for f in flags()}
+    instead = {name for names in INSTEAD.values() for name in names.split()}
+    assert len(fields) > 150 and len(fields & instead) > 20 and MEANT.keys() <= fields - instead
+    for name in fields - instead:
+        text = suggest_flag(f"--{name}=1")
+        meant = re.match(r", did you mean --(\S+?( (vllm|gspo|cpu|k3_is))?)( \(|\?)", text)
+        assert (meant and meant[1]) == MEANT.get(name), f"{name}{text}"
+
+
+def documented():
+    """(fields of GRPOConfig, flags) of the rows of docs/data.md that have values."""
+    table = (ROOT / "docs/data.md").read_text(encoding="utf-8").partition("| GRPOConfig |")[2]
+    for row in table.partition("\n\n")[0].splitlines():
+        theirs, ours = (re.findall("`([^`]+)`", cell) for cell in row.split("|")[1:3]) if (
+            row.count("|") == 3) else ((), ())
+        yield from ((x, y) for x, y in zip(theirs, ours) if "=" in x)
+
+
+@pytest.mark.parametrize("theirs, ours", [*documented()])
+def test_a_row_of_the_page_about_trl_is_what_the_export_says(theirs, ours, work, printed,
+                                                             monkeypatch):
+    monkeypatch.setattr("features.vllm.VLLM.check", lambda settings: None)    # not installed
+    base = "" if "algorithm" in ours else "--algorithm grpo --reduction token-mean "
+    config = trl_config(printed(WORK + base + ours))
+    want = trl_config(f"trl.GRPOConfig({theirs}, use_cpu=True)")
+    names = ["loss_type", "importance_sampling_level", "scale_rewards", "beta", "delta", "use_vllm"]
+    names += [] if "cispo" in theirs else ["epsilon"]        # which TRL's CISPO does not read
+    names += ["use_bias_correction_kl"] if want.beta else []
+    prefix = "vllm_importance_sampling"
+    names += [f"{prefix}_{end}" for end in ("correction", "mode", "clip_max") if want.use_vllm]
+    assert {name: getattr(config, name) for name in names} == {
+        name: getattr(want, name) for name in names}
+    high = want.epsilon if want.epsilon_high is None else want.epsilon_high
+    assert config.epsilon_high == high
