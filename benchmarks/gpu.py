@@ -9,6 +9,7 @@ cannot be tried as skipped and why. Without a hub, models have random weights in
 recipes', and prompts are sums: memory and speed do not depend on what the weights are.
 
     device    the GPU and the versions
+    tests     the tests of tests/speed that need a GPU, among them planted faults of CUDA graphs
     decoding  ms per token of sampling, eager and as CUDA graphs; TF32's speed and error
     peaks     peak memory of an update beside the simulated one, models and flags of docs/speed.md
     recipes   two batches of each recipe: peak memory, tokens/s, seconds
@@ -149,6 +150,17 @@ print(line)
     return text
 
 
+def try_tests(bench):
+    if bench.small:
+        return skip(bench, "tests", "needs a real GPU")
+    if not find_spec("pytest"):
+        return skip(bench, "tests", "pytest is not installed")
+    printed = bench.run("-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider",
+                        ROOT / "tests/speed")
+    bench.report(f"tests     {printed.splitlines()[-1]}")
+    return printed.splitlines()[-1]
+
+
 def try_decoding(bench):
     """benchmarks/decoding.py: what must be known first."""
     if bench.prefix:
@@ -163,6 +175,9 @@ def try_decoding(bench):
             errors = case["tf32_error_of_log_s"].items()
             bench.report("decoding  TF32's error of log s: " + ", ".join(
                 f"L {L} {error:.1e}" for L, error in errors))
+        elif "profile" in case:
+            bench.report("decoding  32 eager steps, ms (calls): " + ", ".join(
+                f"{name} {ms} ({calls})" for name, calls, ms in case["profile"][:5]))
         else:
             graph = f"{case['graph_ms']:.1f}" if case["recorded"] else "not recorded"
             bench.report(f"decoding  {case['model']} {case['format']}, {case['rows']} rows: "
@@ -316,7 +331,7 @@ def failed(bench, name, error):
     return {"error": text}
 
 
-STEPS = {"device": find_device, "decoding": try_decoding, "peaks": try_peaks,
+STEPS = {"device": find_device, "tests": try_tests, "decoding": try_decoding, "peaks": try_peaks,
          "recipes": try_recipes, "resume": try_resume, "log_s": try_log_s, "vllm": try_vllm,
          "learns": try_learning}
 

@@ -118,11 +118,11 @@ class TurnSampler(Wrapper):
                      Game([], []), [])
             for prompt, problem, group in zip(prompts, problems, uniforms.cpu().split(group_size))
             for uniform in group]                                                   # B
-        first = self.play_turn(prompts, group_size, responses, temperature)
+        turns = [self.play_turn(prompts, group_size, responses, temperature)]
         while live := [r for r in responses if not (r.done or r.truncated)]:
             so_far = [r.prompt + [token.id for token in r.tokens] for r in live]
-            self.play_turn(so_far, 1, live, temperature)
-        return self.join(first, responses)
+            turns.append(self.play_turn(so_far, 1, live, temperature))
+        return self.join(turns, responses)
 
     def play_turn(self, prompts, group_size, responses, temperature):
         """Sample a turn of each response and let its environment answer. Returns the rollout of
@@ -178,8 +178,9 @@ class TurnSampler(Wrapper):
             ids = ids[1:]
         return ids or self.environment.fail(f"the observation {text!r:.80} has no token")
 
-    def join(self, first, responses):
-        """The Rollout of what was played. first: that of the first turns."""
+    def join(self, turns, responses):
+        """The Rollout of what was played. turns: those of the first turns, of the second ones ..."""
+        first = turns[0]
         def pad(name, fill):
             rows = [torch.tensor([getattr(token, name) for token in r.tokens]) for r in responses]
             return pad_sequence(rows, batch_first=True, padding_value=fill).to(first.mask.device)
@@ -189,7 +190,8 @@ class TurnSampler(Wrapper):
         return replace(first, response_ids=pad("id", self.pad), mask=pad("own", False),
                        sampler_logp=pad("logp", 0.0), turn_rewards=pad("reward", 0.0),
                        truncated=first.truncated.new_tensor([r.truncated for r in responses]),
-                       games=games, texts=["\n".join(game.turns) for game in games])
+                       replayed=any(x.replayed for x in turns), games=games,
+                       texts=["\n".join(game.turns) for game in games])
 
 
 # -------------------------------------------------------------------------------- the user's class

@@ -229,6 +229,10 @@ class Core:
                                         unset="the whole mini-batch", section="the machine",
                                         at_least=1, also="gradient_accumulation_steps "
                                         "per_device_train_batch_size")
+    scoring_batch_size: int | None = flag(None, "responses per forward pass that needs no gradient, "
+                                          "such as that of the old log-probs; float32 only, "
+                                          "because in 16 bits rounding depends on the number of "
+                                          "rows", unset="--micro_batch_size", at_least=1)
     gradient_checkpointing: bool = flag(False, "save memory by recomputing activations in the "
                                         "backward pass; responses then share no computation",
                                   also="activation_checkpointing")
@@ -240,6 +244,8 @@ class Core:
                                                  "sampler": "it samples by itself",
                                                  "old_logp=sampler": "the check of a batch needs "
                                                  "recomputed log-probs"})
+    tf32: bool = flag(False, "on a CUDA GPU: compute float32 products on tensor cores, which "
+                      "round their factors to 11 bits (TF32)")
     bf16: bool | None = flag(None, "bfloat16 autocast; weights stay float32",
                              unset="on for a checkpoint on a GPU that has bfloat16")
     fp16: bool | None = flag(None, "float16 autocast with a gradient scaler; weights stay float32",

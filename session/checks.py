@@ -116,6 +116,7 @@ def check_combinations(settings):
     reads = advantage.reads
     G = settings.num_generations
     micro = settings.micro_batch_size
+    scoring = settings.scoring_batch_size
     minibatches = settings.steps_per_generation
     per_response = [name for name, row in ADVANTAGES.items() if row.per == "response"]
     sampler = settings.old_logp == "sampler"
@@ -130,6 +131,13 @@ def check_combinations(settings):
          "have the same number of whole groups"),
         ("micro_batch_size", micro and micro % G and G % micro,
          f"must divide --num_generations {G} or be a multiple of it"),
+        ("scoring_batch_size", scoring and scoring % G and G % scoring,
+         f"must divide --num_generations {G} or be a multiple of it"),
+        ("scoring_batch_size", scoring and settings.half,
+         f"cannot be combined with {settings.arithmetic}, whose rounding depends on the number of "
+         "rows: scoring uses the passes of the update, so that the first ratio is 1"),
+        ("tf32", settings.tf32 and find_device_type(settings) != "cuda",
+         "needs a CUDA GPU, whose tensor cores it uses"),
         ("num_experts_per_tok", settings.num_experts_per_tok > settings.num_experts,
          f"is more than --num_experts {settings.num_experts}"),
         ("hidden_size", settings.hidden_size % 8,

@@ -57,7 +57,9 @@ class Learner:
         other = scorer or self.actor
         record = self.settings.old_logp == "recompute" and other.routed      # the routers' choices
         chunks = []
-        size = None if as_in_update else len(rollout.mask)
+        size = self.settings.scoring_batch_size
+        if not (size or as_in_update):
+            size = len(rollout.mask)
         for rows in self.micro_batches(rollout, size):
             part = rollout.take(rows)
             with forced(other.policy, part):

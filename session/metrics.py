@@ -219,12 +219,14 @@ class Recorder:
         errors = sum(f.errors.total() for f in self.task.reward_functions)   # in this process
         progress["verifier_errors"] += sum(self.learner.gather([errors - self.errors]))
         self.errors = errors
+        tokens = int(batch.rollout.mask.sum())
         phases = ("seconds_rollout", "seconds_logp", "seconds_update")
         record |= {
             "lr": self.learner.optimizer.param_groups[0]["lr"],
             "verifier_errors": progress["verifier_errors"],
             **{name: end - start for name, start, end in zip(phases, times, times[1:])},
-            "tokens_per_second": int(batch.rollout.mask.sum()) / (times[-1] - times[0]),
+            "tokens_per_second": tokens / (times[-1] - times[0]),
+            "rollout_tokens_per_second": tokens / (times[1] - times[0]),
             **self.held_out_record(batch.step, held)}
         if self.first:
             self.write(record, batch, mini, new)

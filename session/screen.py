@@ -39,7 +39,7 @@ def plan(settings, folder, task, device):
         f"{settings.steps} rollout batches of {settings.prompts_per_step} prompts x "
         f"{settings.num_generations} responses, {settings.steps_per_generation} mini-batches each"
         f"{uses}{clip_range}; metrics are written to {folder}/metrics.jsonl",
-        *describe_clip_range(settings),
+        *describe_clip_range(settings), *describe_rounding(settings),
         *(note for feature in FEATURES for note in feature.notes(settings)), *task.notes])
 
 
@@ -64,6 +64,28 @@ def describe_clip_range(settings):
                      f"{settings.algorithm} clips a geometric mean over the tokens of a response, "
                      f"and its paper has --epsilon {low:g} --epsilon_high {high:g}")
     return notes
+
+
+# Error of log s in nats over L tokens, times √L: docs/speed.md, measured by benchmarks/bfloat16.py
+# and decoding.py. After it: how to compute without.
+ROUNDING = {"bfloat16": (0.027, "--bf16 false"), "float16": (0.0033, "--fp16 false"),
+            "TF32": (0.0009, "leave out --tf32")}
+
+
+def describe_rounding(settings):
+    """A note where three times the rounding of log s is more than the narrower end of its clip
+    range in responses of ten tokens or more, else []."""
+    used = "TF32" if settings.tf32 and not settings.half else settings.arithmetic
+    if used not in ROUNDING or not settings.row.clips_s:
+        return []
+    error, without = ROUNDING[used]
+    epsilon = min(settings.epsilon, settings.epsilon_high)
+    longest = int((3 * error / epsilon) ** 2)
+    if longest < 10:
+        return []
+    return [f"note: {used} rounds log s by about {error}/√L nats over L tokens; three times that "
+            f"exceeds the clip range of {epsilon:g} in responses of up to {longest:,} tokens: "
+            f"{without}, or a wider --epsilon (docs/speed.md)"]
 
 
 # ---------------------------------------------------------------------------- before and after

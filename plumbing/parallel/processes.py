@@ -44,6 +44,7 @@ def start(settings):
         # cuDNN's attention, the first choice on Hopper, plans again for each length of the cache:
         # tens of milliseconds per token. The other kernels do not.
         torch.backends.cuda.enable_cudnn_sdp(False)
+        torch.set_float32_matmul_precision("high" if settings.tf32 else "highest")
     if settings.half:                        # norms keep float32 weights, of which torch would warn
         warnings.filterwarnings("ignore", "Mismatch dtype between input and weight")
     if "RANK" in os.environ and not dist.is_initialized():

@@ -46,7 +46,8 @@ ONE_POLICY = set("""step reward reward_std reward_parts pass_rate length inverse
     zero_variance_groups discarded_groups empty_minibatches loss value_loss kl_loss
     entropy_loss balance_loss grad_norm skipped overflows minibatches cuda_graphs
     perplexity_old entropy route_bytes_per_token lr
-    verifier_errors seconds_rollout seconds_logp seconds_update tokens_per_second pass_at_1
+    verifier_errors seconds_rollout seconds_logp seconds_update tokens_per_second
+    rollout_tokens_per_second pass_at_1
     held_out_reward held_out_parts turns out_of_turns turn_reward_1 turn_reward_2 turn_reward_3
     turn_reward_4""".split())
 

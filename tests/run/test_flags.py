@@ -170,6 +170,7 @@ warmup_steps           | 0 or 10 | lr | --steps 1
 weight_decay           | 1 | weights | FLAT
 max_grad_norm          | 0.001 | weights
 micro_batch_size       | 2 | trained
+scoring_batch_size     | 2 | forwards | ONE --micro_batch_size 4
 gradient_checkpointing | true | kept
 plain                  | true | trained
 fp16                   | true | perplexity_old
@@ -329,9 +330,9 @@ def observed(patch, flags, name):
 
 
 def test_every_flag_has_an_entry():
-    """--shard, which needs two processes: tests/parallel/test_distributed.py. --cuda_graphs, which
-    needs a GPU: tests/speed/test_graphs.py."""
-    assert {f.name for f in flags()} == {*EFFECTS, "shard", "cuda_graphs"}
+    """--shard, which needs two processes: tests/parallel/test_distributed.py. --cuda_graphs and
+    --tf32, which need a GPU: tests/speed/test_graphs.py, tests/speed/test_gpu.py."""
+    assert {f.name for f in flags()} == {*EFFECTS, "shard", "cuda_graphs", "tf32"}
 
 
 @pytest.mark.parametrize("flag", EFFECTS)

@@ -23,7 +23,8 @@ from tiny_run import TINY, differences, metrics, read_json
 METRICS = """step reward reward_std pass_rate loss clip_low clip_high ratio_max log_w_var log_s_var
     variance_factor inverse_length perplexity_old perplexity_new delta_h equivalence_error
     entropy grad_norm lr length truncated zero_variance_groups flip_rate flip_rate_per_layer
-    mismatch_kl seconds_rollout seconds_logp seconds_update tokens_per_second""".split()
+    mismatch_kl seconds_rollout seconds_logp seconds_update tokens_per_second
+    rollout_tokens_per_second""".split()
 
 
 def weights(run, step=1):
@@ -81,7 +82,9 @@ def test_tokens_per_second_leaves_out_evaluations(run, first):
     record = read_json("run/metrics.jsonl")[0]
     seconds = sum(record[f"seconds_{lap}"] for lap in ("rollout", "logp", "update"))
     assert "pass_at_1" in record
-    assert record["tokens_per_second"] == pytest.approx(16 * record["length"] / seconds)
+    tokens = 16 * record["length"]
+    assert record["tokens_per_second"] == pytest.approx(tokens / seconds)
+    assert record["rollout_tokens_per_second"] == pytest.approx(tokens / record["seconds_rollout"])
 
 
 @pytest.mark.parametrize("more", [
@@ -94,6 +97,23 @@ def test_answers_of_one_token_train(more, run):
 
 
 # ----------------------------------------------------------------- ways to compute that are equal
+
+@pytest.mark.parametrize("size", [1, 2, 4, 8, 16])
+def test_scoring_in_passes_of_another_size_changes_rounding_only(size, run, monkeypatch):
+    """Of 16 responses in groups of 4; an update takes two at a time."""
+    passes = []
+    forward = Actor.forward
+
+    def counted(self, rollout, *args, **kwargs):
+        if not torch.is_grad_enabled():
+            passes.append(len(rollout.mask))
+        return forward(self, rollout, *args, **kwargs)
+    monkeypatch.setattr(Actor, "forward", counted)
+    record, = run(f"--steps 1 --micro_batch_size 2 --eval_samples 0 --scoring_batch_size {size}")
+    last = 8                                   # rows of a mini-batch, which are scored once more
+    assert passes == [size] * (16 // size) + [min(size, last)] * max(1, last // size)
+    first = record["minibatches"][0]
+    assert abs(first["signal_log_s_mean"]) < 1e-6 and first["signal_log_s_var"] < 1e-12
 
 @pytest.mark.parametrize("algorithm, constant", [("dro", {"beta": 5.0}), ("ipo", {"tau": 1.0})])
 def test_a_group_of_equal_rewards_still_feels_a_pull(algorithm, constant, run, monkeypatch):

@@ -170,10 +170,16 @@ def late(step):
     step.advance = advance_wrongly
 
 
-@pytest.mark.parametrize("fault", [hide, show, move, scale, late])
+FAULTS = [hide, show, move, scale, late]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
 def test_every_planted_fault_is_noticed(fault, monkeypatch, capsys, guard):
+    assert_noticed(fault, make(), recorder([]), monkeypatch, capsys, guard)
+
+
+def assert_noticed(fault, model, record, monkeypatch, capsys, guard):
     """By the first step, or by the batch's mismatch_kl, of which the eager batch shows the size."""
-    model = make()
     kl = lambda x: mismatch_kl(fast_response_logp(model, x, entropy=False).logp,    # noqa: E731
                                x.sampler_logp, x.mask)
     eager = sampled(model)
@@ -184,7 +190,7 @@ def test_every_planted_fault_is_noticed(fault, monkeypatch, capsys, guard):
         init(self, *args)
         fault(self)
     monkeypatch.setattr(graphs.FixedStep, "__init__", broken)
-    found = sampled(model, recorder([]))
+    found = sampled(model, record)
     assert found.replayed == (fault is late)
     guard.watch(kl(found), found.replayed)
     assert not guard.ready and "sampling without CUDA graphs: " in capsys.readouterr().err
@@ -240,3 +246,11 @@ def test_a_cuda_graph_samples_what_eager_steps_do(kind, guard):
              for record in (graphs.CudaGraph, None)]
     assert guard.works and [x.replayed for x in drawn] == [True, False]
     assert_same(*drawn)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("fault", FAULTS)
+def test_every_planted_fault_is_noticed_on_a_gpu(fault, monkeypatch, capsys, guard):
+    model = move_to_device(make(), torch.device("cuda"))
+    assert_noticed(fault, model, graphs.CudaGraph, monkeypatch, capsys, guard)
