@@ -179,7 +179,7 @@ class TurnSampler(Wrapper):
         return ids or self.environment.fail(f"the observation {text!r:.80} has no token")
 
     def join(self, turns, responses):
-        """The Rollout of what was played. turns: those of the first turns, of the second ones ..."""
+        """The Rollout of what was played. turns: the first turns, the second ones ..."""
         first = turns[0]
         def pad(name, fill):
             rows = [torch.tensor([getattr(token, name) for token in r.tokens]) for r in responses]

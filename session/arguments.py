@@ -229,7 +229,7 @@ class Core:
                                         unset="the whole mini-batch", section="the machine",
                                         at_least=1, also="gradient_accumulation_steps "
                                         "per_device_train_batch_size")
-    scoring_batch_size: int | None = flag(None, "responses per forward pass that needs no gradient, "
+    scoring_batch_size: int | None = flag(None, "responses per forward pass without a gradient, "
                                           "such as that of the old log-probs; float32 only, "
                                           "because in 16 bits rounding depends on the number of "
                                           "rows", unset="--micro_batch_size", at_least=1)
