@@ -37,7 +37,7 @@ class Lengths(Feature):
     @classmethod
     def task(cls, settings, task, load):
         """The built-in task's length limit leaves room for its longest answer."""
-        if not (settings.dataset_name or getattr(settings, "environment", None)):
+        if settings.builtin_task:
             task.max_completion_length = limit(task.max_completion_length, settings.overlong_cache)
         return task
 

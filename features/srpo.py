@@ -26,7 +26,8 @@ class Flags:
                "stage2_step": "the number of rollout batches before this source is used"})
     stage2_step: int = flag(0, "SRPO: number of rollout batches before the second source of "
                             "problems is used; 0: one source only", at_least=0, fixed=True,
-                            evaluation="problems")
+                            evaluation="problems", without={
+                                "environment": "an environment has one source of rows"})
 
 
 class SRPO(Feature):
@@ -43,13 +44,16 @@ class SRPO(Feature):
             refuse(settings, "stage2_step",
                    "needs --stage2_dataset_name: the problems of the second stage")
         same = settings.min_terms == settings.max_terms
-        if settings.stage2_step and not settings.dataset_name and same:
+        if settings.stage2_step and settings.builtin_task and same:
             refuse(settings, "stage2_step", f"needs --max_terms above --min_terms "
                    f"{settings.min_terms}: the second stage adds the longer half of the built-in "
                    "sums")
 
     @classmethod
     def notes(cls, settings):
+        own = getattr(settings, "environment", None)
+        if own and not settings.stage2_step and resamples(settings):
+            return ["note: without the second stage: an environment has one source of rows"]
         if settings.stage2_step < settings.steps:
             return []
         return [f"note: the second stage begins after batch {settings.stage2_step}, and this run "

@@ -18,7 +18,7 @@ class TokenCredit(Feature):
 
     @classmethod
     def check(cls, settings):
-        if cls.on(settings) and (settings.dataset_name or settings.model_name_or_path):
+        if cls.on(settings) and (settings.model_name_or_path or not settings.builtin_task):
             refuse(settings, "advantage", "needs the built-in task, whose reward finds the first "
                    "wrong step of a response")
 

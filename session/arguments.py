@@ -141,7 +141,8 @@ class Core:
         None, "held-out problems", unset="the test split of the dataset, or a part of it",
         evaluation="problems",
         also="eval_dataset eval_data test_file validation_file validation_split",
-        needs={"dataset_name": "the built-in task generates its own held-out problems"})
+        needs={"dataset_name": "the built-in task and the rows() of an environment have held-out "
+                               "problems of their own"})
     columns: list[str] = flag([], "names of the prompt column and of the answer column",
                               unset="prompt, question or problem; answer or solution",
                               needs=OWN_DATA, evaluation="problems")
@@ -282,7 +283,7 @@ class Core:
                            "two are kept; 0: save only at the end", at_least=0,
                            also="save_strategy")
     save_tokens: bool | None = flag(None, "save one group's tokens per rollout batch for `eval.py "
-                                    "view`", unset="only for the built-in task")
+                                    "view`", unset="only for the tiny MoE")
     eval_steps: int = flag(0, "number of rollout batches between evaluations; 0: evaluate only "
                            "before and after training", at_least=0, without="eval_samples=0",
                            also="test_freq eval_strategy")
@@ -295,6 +296,12 @@ class Core:
 
     # {flag: value} of the command line, of --config and, with --resume, of the run's config.json.
     explicit_flags: dict = field(default_factory=dict, compare=False)
+
+    @property
+    def builtin_task(self):
+        """Whether the policy learns the built-in sums, and neither a data set nor an environment's
+        rows."""
+        return not (self.dataset_name or getattr(self, "environment", None))
 
     @property
     def updates_per_batch(self):
@@ -371,6 +378,10 @@ DEEP_DEFAULTS = dict(learning_rate=1e-4, prompts_per_step=16, hidden_size=48, nu
 
 SHALLOW = 4     # layers of the tiny MoE up to which the fields' own defaults hold
 
+# Defaults and presets that do not hold with an environment: its rows are no sums, and they have
+# one source.
+NO_ENVIRONMENT = ("min_terms", "max_terms", "stage2_step")
+
 
 # What to do instead: names that TRL or an older train.py has and that are no other name of a flag.
 INSTEAD = {
@@ -432,7 +443,9 @@ def parse(argv, run_settings=None):
     deep = explicit.get("num_hidden_layers", Settings.num_hidden_layers) > SHALLOW
     defaults = DEEP_DEFAULTS if deep else {}
     defaults = CHECKPOINT_DEFAULTS if explicit.get("model_name_or_path") else defaults
-    settings = Settings(**merge(convert_layer(defaults | preset), explicit),
+    layer = {name: value for name, value in (defaults | preset).items()
+             if not (name in NO_ENVIRONMENT and explicit.get("environment"))}
+    settings = Settings(**merge(convert_layer(layer), explicit),
                         explicit_flags=explicit)
     check_settings(settings)
     settings = resolve(settings)

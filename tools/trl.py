@@ -87,7 +87,7 @@ def config_text(settings):
 def with_length_limit(settings):
     """The Settings with the length limit of their task in max_completion_length. Reads no data."""
     limit = settings.max_completion_length or Task.max_completion_length
-    if settings.dataset_name is None:
+    if settings.builtin_task:
         limit = prepare_task(settings).max_completion_length
     return replace(settings, max_completion_length=limit)
 

@@ -37,7 +37,7 @@ def read_run(folder):
     file = folder / "tokens.jsonl"
     if not file.is_file():
         raise Refusal(f"{folder} has no tokens.jsonl: train with --save_tokens, which is on by "
-                      "default for the built-in task")
+                      "default for the tiny MoE")
     groups = read_lines(file)
     try:
         arguments = read_run_config(folder)["resolved"]

@@ -20,6 +20,7 @@ import models
 import train
 from features.turns import Environment, TurnSampler
 from models import make as model_of
+from plumbing.data import datafiles
 from plumbing.data.datafiles import Problem
 from plumbing.data.running_sum import builtin_tokenizer
 from plumbing.engines.responses import as_rollout
@@ -27,6 +28,7 @@ from plumbing.model import cold_start as warm_up
 from plumbing.speed import fast
 from rollout import Sampler
 from rollout import response_logp as plain_logp
+from session.arguments import Settings
 from tiny_run import SMALL, chance, jsonl, read_json, slow, write
 
 ROOT = Path(train.__file__).parent
@@ -392,8 +394,24 @@ def two(completions, completion_ids, terms):
 """
 
 
+@pytest.mark.parametrize("line, said", [
+    ("--algorithm srpo", ["note: without the second stage: an environment has one source of rows"]),
+    ("--num_hidden_layers 5", [])])
+def test_no_default_of_the_built_in_sums_is_refused_with_an_environment(line, said, run, capsys):
+    """SRPO's second stage and the short sums of a deep tiny MoE: nobody has typed them."""
+    write("mine.py", GREEDY)
+    record, = run(f"--environment mine.py:Play --cold_start_steps 3 --stop , {line}")
+    assert record["turns"] == 1
+    assert re.findall(".*second stage.*", capsys.readouterr().out) == said
+    usual = Settings()
+    settings = read_json("run/config.json")["resolved"]
+    for name in ("min_terms", "max_terms", "stage2_step"):
+        assert settings[name] == getattr(usual, name)
+
+
 def test_users_code_may_change_the_rows_that_it_gets(run, capsys):
     """Environments, the teacher and batch reward functions; what cannot be copied is shared."""
+    datafiles.shared_columns.clear()
     write("mine.py", GREEDY)
     run("--environment mine.py:Play --verifier mine.py:one mine.py:two --stop , --steps 5 "
         "--cold_start_steps 3 --max_completion_length 4 --eval_samples 1")

@@ -9,6 +9,7 @@ import torch
 
 import train
 from features.lengths import Lengths, overlong_zone
+from session.arguments import Settings
 from tiny_run import jsonl, read_json, state, write
 
 CUT = "--max_completion_length 3 --mask_truncated_completions "      # answers of one number have
@@ -112,5 +113,5 @@ def test_a_game_keeps_its_length_limit_with_dapo():
     """Its task is not the built-in one, whose longest answer is known."""
     for environment, expected in ((None, 320), ("mine.py:Play", 256)):
         task = SimpleNamespace(max_completion_length=256)
-        settings = SimpleNamespace(dataset_name=None, environment=environment, overlong_cache=0.2)
+        settings = Settings(environment=environment, overlong_cache=0.2)
         assert Lengths.task(settings, task, None).max_completion_length == expected

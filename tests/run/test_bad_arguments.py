@@ -148,6 +148,10 @@ REFUSED = {
     "--environment mine.py:Play --min_terms 2 --max_terms 3":
         "--min_terms 2 … --environment mine.py:Play",
     "--max_turns 2": "--max_turns 2 … needs --environment",
+    "--environment mine.py:Play --stage2_step 3": "--stage2_step 3 … has one source of rows",
+    "--environment mine.py:Play --algorithm gspo_token --advantage token_credit":
+        "token_credit needs the built-in task",
+    "--environment mine.py:Play --test_dataset_name rows.jsonl": "needs --dataset_name: … rows()",
     f"{DATA} --environment nowhere.py:Play": "--environment nowhere.py:Play … No such file",
     f"{DATA} --environment Play": "--environment Play … FILE.py:CLASS is needed",
     f"{DATA} --environment mine.py:Play --shard": "--environment mine.py:Play … --shard",

@@ -137,6 +137,10 @@ def test_what_trl_has_is_in_its_config_and_what_it_lacks_is_named(line, printed,
         assert OWN_DATA.strip() in text, "what is left to the user"
 
 
+def test_a_config_is_printed_without_the_files_of_the_run(printed):
+    assert "it has no environment" in printed("--environment nowhere.py:Play")
+
+
 def test_the_command_line_of_the_exports(refused):
     """No file of train.py's; errors are one line."""
     assert refused("trl --epsilon -1", main=export.main).startswith("export.py: --epsilon")
