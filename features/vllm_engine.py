@@ -26,7 +26,7 @@ from torch.random import fork_rng
 from plumbing.engines.responses import as_rollout, ending_tokens
 from plumbing.model.copies import has_adapters, plain_copy
 from plumbing.parallel import processes
-from plumbing.refusal import Refusal
+from plumbing.refusal import Refusal, is_bug
 from rollout import response_logp, token_ids
 
 GPU_SHARE = 0.3              # of a GPU's memory; TRL's default
@@ -239,10 +239,12 @@ def plain(policy):
 
 @contextmanager
 def errors_in_one_line(what):
-    """Any error in the block becomes a Refusal that says what vLLM could not do."""
+    """Any error of vLLM in the block becomes a Refusal that says what it could not do."""
     try:
         yield
-    except Exception as error:                               # whatever vLLM raises
+    except Exception as error:
+        if is_bug(error) and not isinstance(error, ImportError):     # of a broken installation
+            raise
         words = " ".join(str(error).split())[:300]
         raise Refusal(f"--sampler vllm: vLLM {what}: {type(error).__name__}: {words}") from error
 

@@ -24,13 +24,14 @@ from torch.distributed.checkpoint.state_dict import (
     StateDictOptions, get_optimizer_state_dict, set_model_state_dict, set_optimizer_state_dict)
 
 from plumbing.parallel import processes
-from plumbing.refusal import Refusal, refuse_os_errors
+from plumbing.refusal import Refusal, is_bug, refuse_os_errors
 
 GATHERED = StateDictOptions(full_state_dict=True, cpu_offload=True)
 NOT_STRICT = replace(GATHERED, strict=False)     # AdamW may have no state yet of some weights
 
 KEEP = 2  # largest number of checkpoints that a run keeps
 STATE = "state.pt"
+NEEDED = {"step", "optimizer", "critic", "schedule", "stream", "random", "progress"}     # in it
 STEP = re.compile(r"step_(0|[1-9][0-9]*)")       # the folder of a checkpoint
 RECORDS = ("metrics.jsonl", "samples.jsonl", "tokens.jsonl",      # a line per rollout batch
            "minibatches.jsonl")
@@ -75,6 +76,8 @@ def name_file_in_errors(path):
     try:
         yield
     except (OSError, RuntimeError, SafetensorError) as error:
+        if isinstance(error, RuntimeError) and is_bug(error):
+            raise
         folder = next(folder for folder in path.parents if folder.exists())
         free = f"{shutil.disk_usage(folder).free / 1e6:,.0f} MB are free there"
         reason = " ".join(str(error).split())
@@ -155,16 +158,17 @@ class Saver:
         if "prompts" in changed:
             raise Refusal(f"--resume: the training prompts are not those of {folder}: put them "
                           "back, or start a new run")
-        try:
-            load_optimizer(learner, state)
-            learner.schedule.load_state_dict(state["schedule"])
-            learner.stream.load_state_dict(state["stream"])
-            if state.get("scaler"):                          # {} without --fp16
-                learner.scaler.load_state_dict(state["scaler"])
-            learner.features.load_state_dict(state.get("features", {}))
-        except (KeyError, RuntimeError, ValueError) as error:     # a critic more or less
-            raise Refusal(f"--resume: the state of {folder} does not fit these flags ({error}); "
-                          "start a new run") from None
+        saved, now = (describe_state(one) for one in (
+            state, self.optimizer_state() | {"stream": learner.stream.state_dict()}))
+        if others := [name for name in now if saved[name] != now[name]]:
+            raise Refusal(f"--resume: the state of {folder} does not fit these flags (another "
+                          f"{' and '.join(others)}); start a new run")
+        load_optimizer(learner, state)
+        learner.schedule.load_state_dict(state["schedule"])
+        learner.stream.load_state_dict(state["stream"])
+        if state.get("scaler"):                              # {} without --fp16
+            learner.scaler.load_state_dict(state["scaler"])
+        learner.features.load_state_dict(state.get("features", {}))
         self.step = state["step"]
         self.progress.update(state["progress"])
         apply_optimizer_flags(learner)
@@ -207,6 +211,13 @@ class Saver:
         updates = ", with the updates that this batch had made" * updated
         print(f"\nerror in batch {step + 1}; {self.folder}/checkpoints/step_{step} was saved"
               f"{updates}; --resume continues from it")
+
+
+def describe_state(state):
+    """What of a saved state must be as in the run that goes on from it, by names for the user."""
+    return {"number of trained weights": [len(group["params"])
+                                          for group in state["optimizer"]["param_groups"]],
+            "critic": state["critic"].keys(), "order of the prompts": state["stream"].keys()}
 
 
 def load_optimizer(learner, state):
@@ -327,11 +338,15 @@ def load_state_file(folder):
     data."""
     path = folder / STATE
     try:
-        return torch.load(path, weights_only=True, map_location="cpu")
+        state = torch.load(path, weights_only=True, map_location="cpu")
     except Exception as error:
         raise Refusal(f"--resume: {path} cannot be read as plain data ({type(error).__name__}): "
                       "pickled code is never executed; delete this checkpoint to continue from "
                       "the one before") from None
+    if not isinstance(state, dict) or not NEEDED <= state.keys():
+        raise Refusal(f"--resume: {path} is not the state of a run: delete this checkpoint to "
+                      "continue from the one before")
+    return state
 
 
 # ------------------------------------------------------------------------------- random numbers

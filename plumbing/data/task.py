@@ -18,7 +18,7 @@ from advantages import (as_decimals, groups_with_signal, with_group_mean, withou
 from plumbing.data.datafiles import as_messages
 from plumbing.data.reward_functions import in_parallel
 from plumbing.parallel import processes
-from plumbing.refusal import Refusal
+from plumbing.refusal import Refusal, is_bug
 
 CHARACTERS = "0123456789+=,. "   # the vocabulary of the built-in task, one token per character
 
@@ -289,6 +289,8 @@ def encode_prompt(task, tokenizer, problem, **variables):
         else:
             ids = encode_text(tokenizer, f"{system}\n\n{text}" if system else text)
     except Exception as error:                               # tokenizers raises bare Exceptions
+        if is_bug(error):
+            raise
         raise Refusal(f"{where}: the prompt cannot be tokenized: {error}")
     if not 1 <= len(ids) <= task.max_prompt_length:
         raise Refusal(f"{where}: the prompt has {len(ids)} tokens; between 1 and "

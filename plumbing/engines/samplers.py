@@ -3,13 +3,14 @@ the user's own. All have the same `sample` method (rollout.Sampler)."""
 
 from functools import lru_cache, wraps
 from pathlib import Path
+from traceback import extract_tb
 
 import torch
 
-from plumbing.data.reward_functions import describe, load_function
+from plumbing.data.reward_functions import USER_FILES, describe, load_function
 from plumbing.engines.wrapper import Wrapper
 from plumbing.parallel import processes
-from plumbing.refusal import Refusal
+from plumbing.refusal import Refusal, in_project
 from plumbing.speed.fast import FastSampler
 from plumbing.speed.rollouts import concat
 from rollout import Sampler, StopStrings
@@ -37,7 +38,8 @@ def make_sampler(settings, policy, tokenizer, task, training=False):
 
 
 def name_in_errors(what, call):
-    """The user's function `call`, whose errors become one line about `what`."""
+    """The user's function `call`, whose errors become one line about `what`; those of this
+    project's functions that it calls keep their traceback."""
     @wraps(call)
     def called(*args, **options):
         try:
@@ -45,6 +47,10 @@ def name_in_errors(what, call):
         except (Refusal, torch.OutOfMemoryError):
             raise
         except (Exception, SystemExit) as error:             # whatever the user's file raises
+            files = [frame.filename for frame in extract_tb(error.__traceback__)[1:]]
+            files = [file for file in files if file in USER_FILES or in_project(file)]
+            if files and files[-1] not in USER_FILES:
+                raise
             raise Refusal(f"{what} raised {describe(error)}") from error
     return called
 

@@ -3,7 +3,6 @@ warm-up (cold_start.py)."""
 
 import importlib.util
 import re
-import traceback
 from functools import partial
 from pathlib import Path
 
@@ -16,14 +15,13 @@ from moe import TinyMoE
 from plumbing.model.adapters import find_base_model, is_adapter, read_adapters
 from plumbing.model.chat import add_turn_end
 from plumbing.model.cold_start import load_cold_start
-from plumbing.refusal import Refusal
+from plumbing.refusal import Refusal, is_bug
 from plumbing.speed.experts import move_to_device
 from plumbing.speed.fast import MIN_PREFIX, fast_response_logp, fast_sample
 from rollout import response_logp, sample
 from routes import UnknownRouter, find_routers, record_routes
 
 SMOLLM2 = Path("checkpoints/SmolLM2-135M-Instruct")         # of the commands in docs/
-ROOT = Path(__file__).resolve().parents[2]
 CLOSE = 1e-3            # largest rounding error of a log-prob, relative to 1 + |log-prob|, in nats
 
 
@@ -115,10 +113,12 @@ def read_checkpoint(name):
 
 def read_or_describe(read, name, **options):
     """read(name, **options). Raises Refusal in place of the errors of every kind that configs,
-    quantizers and tokenizers raise."""
+    quantizers and tokenizers raise, and of moe.py's ValueError."""
     try:
         return read(name, **options)
     except Exception as error:
+        if is_bug(error) and not isinstance(error, ValueError):
+            raise
         raise Refusal(describe(error)) from error
 
 
@@ -231,7 +231,7 @@ def check_log_probs(policy, tokenizer):
                 close = error < CLOSE * (1 + expected.abs())              # [B, T]  False for NaN
                 wrong += [] if close.all() else [f"{part} ({name})"]
     except Exception as error:  # the model's own code may raise anything
-        if raised_here(error):
+        if is_bug(error) and not lacks_output(error):
             raise
         raise Refusal(f"{type(policy).__name__} is not supported: sampling or scoring fails: "
                       f"{describe(error)}") from error
@@ -240,13 +240,11 @@ def check_log_probs(policy, tokenizer):
                       f"log-probs are wrong in {', '.join(wrong)}")
 
 
-def raised_here(error):
-    """Whether a line of this project raised the error, and not the model's code, an attribute that
-    its output does not have, or a layer of the cache that it has not filled."""
-    file = traceback.extract_tb(error.__traceback__)[-1].filename
+def lacks_output(error):
+    """Whether the error is about an attribute that the model's output does not have, or a layer of
+    the cache that it has not filled."""
     lacks = getattr(error, "obj", None)
-    lacking = isinstance(lacks, DynamicLayer) or type(lacks).__module__.startswith("transformers.")
-    return Path(file).is_relative_to(ROOT) and "site-packages" not in file and not lacking
+    return isinstance(lacks, DynamicLayer) or type(lacks).__module__.startswith("transformers.")
 
 
 def score_one_by_one(model, rollout):

@@ -51,6 +51,12 @@ def test_an_engine_draws_from_the_policy_and_ends_where_rollout_sample_ends(ends
     check_ends(rollout, TOKENIZER, 10, ends, stop)
 
 
+def test_a_wrong_call_of_vllm_is_a_bug_of_ours_and_keeps_its_traceback(vllm):
+    engine = VllmSampler(model(), TOKENIZER, 6).engine
+    with pytest.raises(TypeError, match="an unexpected keyword argument 'seeds'"):
+        engine.generate([], [{"seeds": 1}])
+
+
 def test_the_same_random_numbers_draw_the_same_responses_and_zero_is_greedy(vllm):
     sampler = VllmSampler(model(), TOKENIZER, 6)
     uniforms = torch.rand(3 * 4, 6, generator=torch.Generator().manual_seed(1))

@@ -6,7 +6,11 @@ import re
 
 import pytest
 
-from tiny_run import TINY, program, python, slow, write
+from moe import TinyMoE
+from plumbing.data import task
+from plumbing.data.stream import PromptStream
+from rollout import Sampler
+from tiny_run import ROOT, TINY, program, python, slow, write
 
 PLANTED = 'raise ValueError("planted")'
 PLACES = [  # a file, the line before the planted one, flags
@@ -68,6 +72,29 @@ def test_an_error_in_a_users_file_is_one_line_that_names_the_line(words, source,
     write("mine.py", source)
     assert "IndexError: list index out of range (mine.py:3)" in refused(
         f"{own} {words} --steps 1 --output_dir run", begun=True)
+
+
+# A function of this project that code of others calls, or that stands beside such code.
+@pytest.mark.parametrize("file, owner, name, kind, flags", [
+    ("rollout.py", Sampler, "sample", ValueError, "--sampler mine.py:Mine"),
+    ("plumbing/data/stream.py", PromptStream, "load_state_dict", KeyError, "--resume --steps 2"),
+    ("plumbing/data/task.py", task, "encode_text", TypeError, ""),
+    ("moe.py", TinyMoE, "from_pretrained", IndexError, ""),
+    ("moe.py", TinyMoE, "save_pretrained", RuntimeError, "")])
+def test_an_error_of_this_project_is_not_put_down_to_others(file, owner, name, kind, flags, own,
+                                                            run, monkeypatch):
+    write("mine.py", "from rollout import Sampler\nclass Mine(Sampler):\n    pass\n")
+    if flags == "--resume --steps 2":
+        run()
+    else:
+        flags = f"{own} --verifier exact {flags}"
+    names = {}
+    exec(compile(f"def bug(*args, **options):\n    raise {kind.__name__}('planted')\n",
+                 str(ROOT / file), "exec"), names)
+    monkeypatch.setattr(owner, name, names["bug"])
+    with pytest.raises(kind, match="planted") as error:
+        run(flags)
+    assert error.type is kind and error.traceback[-1].path == ROOT / file
 
 
 def test_a_file_that_a_reader_opens_in_the_loop_is_no_refusal(run, then):
