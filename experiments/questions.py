@@ -89,6 +89,8 @@ class Question:
     notes: str = ""                  # what the rules need in words
     measure: str = ""                # of measures.py, where a run is not one of train.py
     script: str = "train"            # the module whose main(flags) makes a run
+    samples_of: dict = field(default_factory=dict)   # {variant: the one whose run, at the same
+    #                                  seed, drew as many samples: its batches follow from that}
     asked: str = "before"            # its rules were committed before its first run; "with" its
     #                                  results; "after": rewritten when there were results
 
@@ -868,7 +870,7 @@ OFFPOLICY = Question(
     asks="Is it the ratio, the drop rule or the width?", source="GSPO §3 and §5.1",
     reported="GSPO trains where GRPO collapses",
     regime=f"{TINY}, 16 rollout batches of 128 answers, 16 mini-batches at 5e-4 (or 4 at 4e-4)",
-    flags=COLLAPSE.flags, script="dropped", seeds=range(1000, 1032), seconds=12,
+    flags=COLLAPSE.flags, script="rows", seeds=range(1000, 1032), seconds=12,
     variants=known(*FIRST, "GRPO replay") | {
         "GRPO narrow": "--algorithm grpo --epsilon 3e-4 --epsilon_high 4e-4",
         "drops by s": "--algorithm grpo --epsilon 0.03 --epsilon_high 0.04 --drop_by_s",
@@ -901,7 +903,7 @@ OFFPOLICY = Question(
     notes="""Every difference is in the mean pass rate of batches 9 to 16; held-out pass@1 at the
         end is second. The claim is about the ratio, so both of its contrasts must agree: the same
         drop rule with the other weight, and the same share clipped. `drops by s`: GRPO's weights,
-        whole responses dropped by s at 0.03 / 0.04 (experiments/dropped.py). `GRPO narrow` clips
+        whole responses dropped by s at 0.03 / 0.04 (experiments/rows.py). `GRPO narrow` clips
         tokens at 3e-4 / 4e-4, about as many as GSPO wide. Holm over the seven contrasts and the
         two interactions. 32 seeds were planned, 16 at usual steps; fewer decide nothing.""")
 
@@ -946,6 +948,52 @@ GROUP = Question(
                "GSPO wide@64 × 4:late - GSPO wide@8 × 32:late")},
     notes="No prompt repeats, so this says nothing of the diversity of prompts.")
 
+EXPONENTS = {"0": "ε", "0.5": "ε / √L", "1": "ε / L"}
+FAIR_RANGE = Question(
+    claim="Where lengths are mixed, a clip range that narrows with length as 1/√|y| beats one "
+          "range for all lengths", asks="Should the clip range depend on length?",
+    source="FSPO 2509.09177", reported="a band of c√L for log Π w, which is c/√L for log s",
+    regime="1 M parameters, 4 layers, answers of 4 to 24 tokens, 10 rollout batches, rate 4e-4",
+    flags="--steps 10 --min_terms 2 --max_terms 12 --learning_rate 4e-4 --algorithm gspo "
+          "--epsilon 3e-3 --epsilon_high 4e-3 --eval_prompts 256 --eval_samples 4",
+    variants={name: f"--range_exponent {a}" for a, name in EXPONENTS.items()},
+    script="rows", seeds=range(1000, 1016), seconds=16,
+    rules={**each("{0} against one range", "{0}@default - ε@default", ("ε / √L", "ε / L"),
+                  nothing=EQUAL, least=16),
+           **each("{0} against one range, longest minus shortest third",
+                  "{0}@default:longest - {0}@default:shortest - ε@default:longest "
+                  "+ ε@default:shortest", ("ε / √L", "ε / L"), nothing=EQUAL, least=16),
+           **each("{0} against one range, last half of the batches",
+                  "{0}@default:late - ε@default:late", ("ε / √L", "ε / L"), rule=Reported),
+           **each("{0}: {1}", "{0}@default:{1}", EXPONENTS.values(),
+                  ("clip_signal", "before", "after", "shortest", "longest"), rule=Reported,
+                  form="{:.3f}")},
+    decided_by=("ε / √L against one range",),
+    notes="""experiments/rows.py: both ends of the range are multiplied by (16 / |y|)^a with a = 0,
+        ½ and 1. ε = 3e-3 below and 4e-3 above, ten times the paper's, so that the clip acts and
+        does not drop half of all lengths. With 16 tokens as the length at which the ranges are
+        equal, the three clip nearly the same share: .23, .24, .24 of the tokens with Â ≠ 0, on two
+        pilot seeds (9001, 9002), where pass@1 was .835, .840, .835. Thirds: of the 256 held-out
+        prompts by their answers' length. 16 seeds; fewer decide nothing.""")
+
+DAPO_EQUAL = Question(
+    claim="At equal samples dapo_paper ends above GRPO", asks="Is DAPO ahead at equal samples?",
+    source="DAPO 2503.14476", reported="50 against 30 points of GRPO on AIME 2024",
+    regime=f"{TINY}, dapo_paper 10 rollout batches, GRPO as many samples in batches of 256",
+    flags=f"--learning_rate 6e-4 {EVAL}",
+    variants={"dapo_paper": f"{LEAGUE_EDGE.variants['dapo_paper']} --steps 10", "GRPO": GRPO},
+    samples_of={"GRPO": "dapo_paper"}, seeds=range(1000, 1016), seconds=14,
+    rules={"dapo_paper against GRPO": Rule("dapo_paper@default - GRPO@default", nothing=EQUAL,
+                                           least=16),
+           "samples of dapo_paper": Reported("dapo_paper@default:samples", form="{:.0f}"),
+           "samples of GRPO": Reported("GRPO@default:samples", form="{:.0f}"),
+           **each("{0}: {1}", "{0}@default:{1}", ("dapo_paper", "GRPO"), ("before", "after"),
+                  rule=Reported, form="{:.3f}")},
+    notes="""GRPO takes the samples that dapo_paper drew at the same seed, in all rounds of its
+        dynamic sampling, divided by 256 and rounded to whole batches. 6e-4 is the rate that each
+        chose in league_edge for 10 batches; GRPO's is not chosen again for its 20 to 25. Both draw
+        the same random numbers in evaluation. 16 seeds; fewer decide nothing.""")
+
 QUESTIONS = {
     "identity": IDENTITY, "clipped": CLIPPED, "bounded": BOUNDED, "spread": SPREAD,
     "variance": VARIANCE, "short": SHORT, "collapse": COLLAPSE, "depth": DEPTH, "flips": FLIPS,
@@ -955,7 +1003,8 @@ QUESTIONS = {
     "counting": COUNTING, "ppo": PPO, "deep_edge": DEEP_EDGE, "league_edge": LEAGUE_EDGE,
     "replay": REPLAY, "length": LENGTH, "clipped_who": CLIPPED_WHO, "turns": TURNS,
     "turn_number": TURN_NUMBER, "guess": GUESS, "curves": CURVES,
-    "offpolicy": OFFPOLICY, "neighbours": NEIGHBOURS, "epochs": EPOCHS, "group": GROUP}
+    "offpolicy": OFFPOLICY, "neighbours": NEIGHBOURS, "epochs": EPOCHS, "group": GROUP,
+    "fair_range": FAIR_RANGE, "dapo_equal": DAPO_EQUAL}
 
 # The differences that README quotes. Each gets a p of "it is not 0", by Holm over them.
 README_RULES = (
@@ -985,6 +1034,7 @@ MAP = (
 FAMILIES = {                       # of differences that one p by Holm covers
     "readme": README_RULES,
     **{name: tuple(f"{name}: {rule}" for rule in question.deciding) for name, question in
-       (("neighbours", NEIGHBOURS), ("epochs", EPOCHS), ("group", GROUP))},
-    "offpolicy": tuple(f"offpolicy: {rule}" for rule, of in OFFPOLICY.rules.items()
-                       if not of.reported)}
+       (("neighbours", NEIGHBOURS), ("epochs", EPOCHS), ("group", GROUP),
+        ("dapo_equal", DAPO_EQUAL))},
+    **{name: tuple(f"{name}: {rule}" for rule, of in question.rules.items() if not of.reported)
+       for name, question in (("offpolicy", OFFPOLICY), ("fair_range", FAIR_RANGE))}}

@@ -96,14 +96,29 @@ def forecast(name, question, runs):
 
 # -------------------------------------------------------------------------------------- one run
 
-def command(question, variant, setting, seed):
+def command(question, variant, setting, seed, runs):
+    """The command line of a run; runs: those made, from which the number of batches may follow."""
     flags = question.variants[variant]
     if question.measure:
         words = (f"python experiments/measures.py {question.measure} --seed {seed}", flags)
     else:
         settings = question.list_settings(variant) | question.further
-        words = (f"--device cpu --seed {seed}", question.flags, settings[setting], flags)
+        words = (f"--device cpu --seed {seed}", question.flags, settings[setting], flags,
+                 equal_samples(question, variant, setting, seed, runs))
     return " ".join(filter(None, words))
+
+
+def equal_samples(question, variant, setting, seed, runs):
+    """"--steps N" of a variant that takes as many samples as another's run drew; "" for others."""
+    other = question.samples_of.get(variant)
+    if not other:
+        return ""
+    if (other, setting, seed) not in runs:
+        raise SystemExit(f"run.py: {variant} {setting} {seed} takes as many samples as {other}, "
+                         "which has no run at this seed: make it first")
+    batch = parse(question.flags.split())
+    drawn = sum(runs[other, setting, seed]["figures"]["batch_samples"])
+    return f"--steps {round(drawn / (batch.prompts_per_step * batch.num_generations))}"
 
 
 @cache
@@ -135,10 +150,10 @@ def describe_code():
     return f"{commit}+{digest.hexdigest()[:8]}"
 
 
-def make(name, question, variant, setting, seed):
+def make(name, question, runs, variant, setting, seed):
     """Train once -> the line of the run. Raises ValueError if train.py refuses it, SystemExit if it
     was interrupted."""
-    words = command(question, variant, setting, seed)
+    words = command(question, variant, setting, seed, runs)
     script = import_module(question.script)
     line = dict(question=name, arm=variant, cell=setting, seed=seed, command=words)
     began = time.process_time()
@@ -157,8 +172,14 @@ def make(name, question, variant, setting, seed):
         raise ValueError(f"train.py {words}: {code}\n{printed[-800:]}")
     summary = {} if code else json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     shutil.rmtree(folder)
-    known = [word for word in words.split() if word != getattr(script, "FLAG", None)]
-    return line | dict(figures=rounded(figures(records, summary, parse(known)))) | spent
+    settings = parse(without_own_flags(words))
+    return line | dict(figures=rounded(figures(records, summary, settings))) | spent
+
+
+def without_own_flags(words):
+    """The words of a command line that are train.py's, without those of experiments/rows.py."""
+    from rows import split
+    return split(words.split())[1]
 
 
 def figures(records, summary, settings):
@@ -172,11 +193,15 @@ def figures(records, summary, settings):
 
     shares = [r["variance_factor"] / r["inverse_length"] for r in records
               if r.get("variance_factor") and r.get("inverse_length")]
+    samples = [(settings.prompts_per_step + r["discarded_groups"]) * settings.num_generations
+               for r in records]
     return {
         "before": summary.get("pass_at_1_before", records[0]["pass_rate"]),
         "after": summary.get("pass_at_1_after", records[-1]["pass_rate"]),
         "greedy": summary.get("greedy_after"), "seconds": summary.get("seconds"),
         "reward_before": summary.get("reward_before"), "reward": summary.get("reward_after"),
+        **{part: value for part, value in summary.get("reward_parts_after", {}).items()
+           if part in ("shortest", "longest")},
         **{f"at_{r['step']}": r["pass_at_1"][0] for r in records if r.get("pass_at_1")},
         "collapsed": collapsed(each("pass_rate")),
         "to_80": next((r["step"] for r in records if r["pass_rate"] >= .8), settings.steps + 1),
@@ -187,8 +212,8 @@ def figures(records, summary, settings):
                         for r in records]),
         "pass_rates": each("pass_rate"), "rewards": each("reward"), "lengths": each("length"),
         "clipped": intervals.mean(r["clip_low"] + r["clip_high"] for r in records),
-        "batch_samples": [(settings.prompts_per_step + r["discarded_groups"])
-                          * settings.num_generations for r in records],
+        "batch_samples": samples,
+        "samples": sum(samples),
         "log_s_var": median("log_s_var"),
         "factor_times_length": statistics.median(shares or [None]),
         "inverse_length": median("inverse_length"),
@@ -390,7 +415,7 @@ def make_all(name, question, options):
         key = next(waiting, None)
         if key is None:
             break
-        line = make(name, question, *key)
+        line = make(name, question, runs, *key)
         with open(file, "a", encoding="utf-8") as out:
             out.write(json.dumps(line, ensure_ascii=False) + "\n")
         made += 1

@@ -8,19 +8,23 @@ import statistics
 import sys
 from dataclasses import replace
 from itertools import product
+from types import SimpleNamespace
+from unittest import mock
 
 import pytest
+import torch
 
+import losses
 from documents import DOCUMENTS, ROOT
 from tiny_run import TINY, read_json, write
 
 sys.path.insert(0, str(ROOT / "experiments"))                # as when run.py is the script
-import dropped  # noqa: E402
 import fill  # noqa: E402
 import intervals  # noqa: E402
 import judging  # noqa: E402
 import measures  # noqa: E402
 import pictures  # noqa: E402
+import rows  # noqa: E402
 import run  # noqa: E402
 from session.arguments import parse  # noqa: E402
 from questions import QUESTIONS, README_RULES, Part, Question, Rule, rates  # noqa: E402
@@ -78,11 +82,6 @@ def test_every_claim_keeps_its_line():
         assert not question.deciding or f"| {claim} |" in page
 
 
-def flags_of_train(command):
-    """The flags of a command without the one of experiments/dropped.py."""
-    return [word for word in command.split() if word != dropped.FLAG]
-
-
 @pytest.mark.parametrize("name", [name for name in QUESTIONS if not QUESTIONS[name].measure])
 def test_a_recorded_command_is_that_of_the_table_and_is_accepted(name):
     question, seen = QUESTIONS[name], 0
@@ -91,10 +90,11 @@ def test_a_recorded_command_is_that_of_the_table_and_is_accepted(name):
         command = made.get("command")
         if not command or "not_repeatable" in made or re.search("teacher|checkpoints/", command):
             continue
-        settings = parse(flags_of_train(command))
+        settings = parse(run.without_own_flags(command))
         known = variant in question.variants and question.list_settings(variant) | question.further
         if known and setting in known:
-            planned = parse(flags_of_train(run.command(question, variant, setting, made["seed"])))
+            planned = parse(run.without_own_flags(run.command(question, variant, setting,
+                                                              made["seed"], judging.read(name))))
             for key, value in vars(planned).items():
                 skipped = key in ("explicit_flags", "sampler_dtype")
                 assert skipped or getattr(settings, key) == value, key
@@ -108,7 +108,9 @@ def test_every_run_that_a_plan_asks_for_is_a_command(name):
     judging.check_names(question)
     for variant in question.variants:
         first = next(iter([*question.list_settings(variant), *question.further]))
-        words = run.command(question, variant, first, 0)
+        drawn = {(variant, first, 0): dict(figures=dict(batch_samples=[2560, 2816]))
+                 for variant in question.variants}
+        words = run.command(question, variant, first, 0, drawn)
         assert words.startswith(("--device cpu --seed 0", "python experiments/measures.py"))
     assert set(question.deciding) <= set(question.rules)
 
@@ -297,6 +299,102 @@ def test_a_run_is_made_once_and_again_after_its_line_is_deleted(workplace, monke
         del line["figures"]["seconds"], line["seconds"]
     assert again == then and "commit" in then and then["versions"].startswith("Python")
     assert {*then["figures"]} >= {"at_1", "collapsed", "clipped", "before", "after"}
+
+
+def test_a_run_at_equal_samples_has_as_many_batches_as_the_other_drew():
+    question = QUESTIONS["dapo_equal"]
+    drawn = {("dapo_paper", "default", 3): dict(figures=dict(batch_samples=[2560, 2816, 200]))}
+    words = run.command(question, "GRPO", "default", 3, drawn)
+    assert words.endswith("--epsilon_high 0.27 --steps 22")
+    assert parse(words.split()).steps == 22
+    assert "--steps 10" in run.command(question, "dapo_paper", "default", 3, {})
+    with pytest.raises(SystemExit, match="dapo_paper, which has no run at this seed"):
+        run.command(question, "GRPO", "default", 4, drawn)
+
+
+# ---------------------------------------------------------------------- rows that are no algorithm
+
+LENGTHS = (3, 1, 6, 4)
+
+
+def random_batch():
+    """(logp, old_logp, A, mask) of four responses whose s lies 0.9 to 1.1."""
+    generator = torch.Generator().manual_seed(26)
+    mask = torch.arange(6) < torch.tensor(LENGTHS)[:, None]                          # [4, 6]
+    old = -torch.rand(4, 6, generator=generator)                                     # [4, 6]
+    new = old + .2 * torch.randn(4, 6, generator=generator)                          # [4, 6]
+    return new.requires_grad_(), old, torch.tensor([1., -1., -.5, .5]), mask
+
+
+def loss_of_row(name, words, clip_range, batch):
+    """(loss, gradient [4, 6], stats) of policy_loss while experiments/rows.py runs."""
+    new, old, A, mask = batch
+    found = []
+
+    def one_loss(argv):
+        loss, stats = losses.policy_loss(name, new, old, A, mask, epsilon=clip_range[0],
+                                         epsilon_high=clip_range[1])
+        found.extend((loss, *torch.autograd.grad(loss, new), stats))
+    with mock.patch.object(rows.train, "main", one_loss):
+        rows.main(words)
+    return found
+
+
+def loop(batch, weight_and_kept):
+    """(loss, gradient [4, 6], clipped tokens) in float64, token by token: the mean over responses
+    of the mean over tokens of weight · Â, of those that are kept. Gradient of w_t Â: w_t Â of the
+    token; of s Â: s Â / |y| of each token."""
+    new, old, A, mask = (x.detach().double() for x in batch)
+    loss = clipped = 0
+    gradient = torch.zeros(4, 6, dtype=torch.float64)                                # [4, 6]
+    for i, length in enumerate(LENGTHS):
+        log_w = [(new[i, t] - old[i, t]).item() for t in range(length)]
+        s = math.exp(sum(log_w) / length)
+        for t in range(length):
+            weight, kept, edge = weight_and_kept(math.exp(log_w[t]), s, A[i].item(), length)
+            loss -= (weight if kept else edge) * A[i].item() / length / 4
+            clipped += not kept
+            if kept:
+                gradient[i, t] -= weight * A[i] / length / 4
+    return loss, gradient, clipped
+
+
+def test_drop_by_s_keeps_the_weights_of_tokens_and_drops_whole_responses():
+    batch = random_batch()
+    low, high = .97, 1.04
+
+    def by_s(w, s, A, length):
+        return w, not (A < 0 and s < low or A > 0 and s > high), 0
+    loss, gradient, stats = loss_of_row("grpo", ["--drop_by_s"], (.03, .04), batch)
+    expected, by_hand, clipped = loop(batch, by_s)
+    assert 0 < clipped < sum(LENGTHS)
+    assert loss.item() == pytest.approx(expected, rel=1e-5)
+    torch.testing.assert_close(gradient.double(), by_hand, rtol=1e-5, atol=1e-8)
+    assert (stats["clip_low"] + stats["clip_high"]).item() == pytest.approx(clipped / sum(LENGTHS))
+
+
+def test_the_shortest_and_the_longest_third_have_the_shortest_and_the_longest_answers(monkeypatch):
+    answers = dict(zip(("5.", "1,2,3.", "7.", "1,2.", "1,2,3,4.", "0,9.", "1,2,3,4,5."),
+                       ([1, 1], [0, 0], [1, 0], [1, 0], [0, 0], [0, 0], [1, 0])))
+    task = SimpleNamespace(test=[SimpleNamespace(answer=answer) for answer in answers])
+    scores = {"sampled": dict(rewards=[*answers.values()], reward_parts=dict(correct=5 / 14))}
+    monkeypatch.setattr(rows, "HELD_OUT", lambda *_: scores)
+    found = rows.held_out(None, None, task)["sampled"]["reward_parts"]
+    assert found == dict(correct=5 / 14, shortest=3 / 4, longest=1 / 4)
+
+
+def test_both_flags_change_what_a_run_clips_and_its_summary_has_the_thirds(workplace):
+    grpo = ["--algorithm", "grpo"]
+    clipped = {}
+    for name, words in {"gspo": [], "by length": ["--range_exponent", "6"], "grpo": grpo,
+                        "by s": [*grpo, "--drop_by_s"]}.items():
+        rows.main([*words, *TINY, "--steps", "1", "--eval_samples", "2", "--learning_rate", "0.01",
+                   "--epsilon", "0.001", "--output_dir", name])
+        parts = read_json(workplace / name / "summary.json")["reward_parts_after"]
+        assert [*parts] == ["correct", "shortest", "longest"]
+        record = json.loads((workplace / name / "metrics.jsonl").read_text(encoding="utf-8"))
+        clipped[name] = record["clip_low"] + record["clip_high"]
+    assert clipped["by length"] < clipped["gspo"] and clipped["by s"] not in (clipped["grpo"], 0)
 
 
 def test_the_groups_of_a_mini_batch_add_up_to_it():
