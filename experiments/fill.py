@@ -32,7 +32,7 @@ from intervals import in_words, smallest_seen                                   
 from questions import MAP, QUESTIONS                                                      # noqa: E402
 from sentences import SENTENCES                                                      # noqa: E402
 
-UNDECIDED = ("undecided", "not ")           # not run, not finished, not comparable
+UNDECIDED = ("undecided", "not ", "identical")     # not run, not finished, not comparable
 TABLE = re.compile(r"<!-- =([^>]+) -->\n\n(?:\|.*\n)+")
 NAME = re.compile(r"\{(.+?)\}")
 

@@ -7,6 +7,8 @@ the claim names:
   contradicted            it lies inside the bounds against it, or within ±nothing ("equal")
   undecided (n seeds)     it covers a bound, or there are fewer seeds than the rule asks for, or
                           all values are the same, which has no interval
+  identical (n pairs)     the runs of every pair are the same: the variant changes nothing here
+  k of n supported        some rules of a question are supported, others contradicted
 
 A verdict has a p: the probability of an interval at least as far from the bound if the true value
 were on the bound. Results files record the first two as `held` and `refuted`.
@@ -20,6 +22,7 @@ from scipy import stats
 
 HELD = "held"
 REFUTED = "refuted"
+IDENTICAL = "identical"
 
 
 class Verdict(str):
@@ -124,7 +127,9 @@ def p_beyond(values, bound, side):
 
 def join_verdicts(verdicts):
     """The verdict on several claims joined by 'and'. Its p: HELD, the largest of theirs; REFUTED,
-    the smallest times their number, as any of them would do."""
+    the smallest times their number, as any of them would do; none if there are both."""
+    if REFUTED in verdicts and HELD in verdicts:
+        return Verdict(f"{verdicts.count(HELD)} of {len(verdicts)} supported")
     if REFUTED in verdicts:
         no = [v.p for v in verdicts if v == REFUTED and v.p is not None]
         return Verdict(REFUTED, min(1.0, min(no) * len(verdicts)) if no else None)

@@ -178,6 +178,16 @@ def contrast(question, runs, rule):
 
 # ------------------------------------------------------------------------------------- verdicts
 
+def all_identical(question, runs, rule):
+    """Whether a rule compares a figure of two runs that are the same at every seed."""
+    def figures(run):
+        return {name: value for name, value in run["figures"].items() if name != "seconds"}
+    pairs = [used for _, used in pair(question, runs, rule).values()]
+    one_figure = len({figure for *_, figure in split_terms(rule.of)}) == 1
+    return one_figure and all(
+        len(used) == 2 and figures(used[0]) == figures(used[1]) for used in pairs)
+
+
 def judge_rule(question, runs, rule):
     """dict(mean, low, high, seeds, verdict, p, zero, needed) of a rule, or None without a
     comparable seed. zero: of a difference, the p of "it is not 0". needed: the seeds that an
@@ -189,7 +199,9 @@ def judge_rule(question, runs, rule):
         return None
     sample = list(map(to, found.values()))
     bounds = [b and tuple(map(to, b)) for b in (rule.supported, rule.contradicted)]
+    alike = f"{intervals.IDENTICAL} ({len(sample)} pair{'s' * (len(sample) > 1)})"
     answer = (intervals.Verdict("reported") if rule.reported else
+              intervals.Verdict(alike) if all_identical(question, runs, rule) else
               intervals.decide_exact(sample, bounds[0]) if rule.exact else
               intervals.decide(sample, *bounds, rule.nothing, rule.least))
     middle, low, high = map(back, intervals.interval(sample))
@@ -199,6 +211,13 @@ def judge_rule(question, runs, rule):
     needed = needed and max(needed, rule.least)
     return dict(mean=middle, low=low, high=high, seeds=str(len(sample)), verdict=answer, p=answer.p,
                 zero=zero, needed=needed)
+
+
+IDENTICAL_RUNS = (
+    "identical: in every pair both runs drew, earned and updated the same, so the variant changes "
+    "nothing here. Is its flag in the command, its code reached? The built-in task cannot show "
+    "everything: a prompt has one right text, so rewards are 0 or 1 and right responses to a "
+    "prompt are equally long")
 
 
 def judge(question, runs, lacking):
@@ -282,6 +301,8 @@ def print_verdict(question, runs, found, verdict):
     for variant, group in list_choices(question):
         chosen = choose_best(question, runs, variant, group)
         print(f"  chosen    {variant}: {chosen or 'not yet'}")
+    if any(number["verdict"].startswith(intervals.IDENTICAL) for number in found.values()):
+        print(f"  {IDENTICAL_RUNS}")
     for rule, number in found.items():
         form = question.rules[rule].form
         shown = ("" if number["mean"] is None else ": {} [{}, {}] ({} seeds)".format(

@@ -361,7 +361,7 @@ SIXTEEN = Question(
     claim="In bfloat16 GSPO with the paper's clip range learns less than in float32, with a "
           "range of 0.03 / 0.04 it does not",
     regime="SmolLM2-135M, 30 layers, answers of 3 tokens, 20 rollout batches of 128 answers",
-    flags=f"--steps 20 --prompts_per_step 16 {EVAL} {LARGER}",
+    flags=f"--steps 20 --prompts_per_step 16 --steps_per_generation 4 {EVAL} {LARGER}",
     variants={f"{variant}{end}": f"{KNOWN[variant]} {flag}" for end, flag in FORMATS.values()
           for variant in FIRST[1:]},
     settings=rates(7.5e-6, 1.5e-5, 3e-5, 6e-5), choosing=range(2), choices=2, seeds=range(100, 108),
@@ -474,7 +474,7 @@ SMOLLM2_RUN = Question(
     claim="SmolLM2 learns the larger of two numbers to 0.9 within 20 rollout batches",
     source="this project's target", reported="0.9",
     regime="SmolLM2-135M, answers of 3 tokens, 20 rollout batches of 128 answers",
-    flags=f"--steps 20 --prompts_per_step 16 --eval_prompts 128 {LARGER}",
+    flags=f"--steps 20 --prompts_per_step 16 --steps_per_generation 4 --eval_prompts 128 {LARGER}",
     variants={"GSPO": "", "LoRA": "--use_peft --lora_r 16 --lora_alpha 32"},
     settings={"default": "--learning_rate 1.5e-5", "LoRA": "--learning_rate 1e-4"}, seeds=range(3),
     parts=(Part("default", range(3), ("GSPO",)), Part("LoRA", range(1), ("LoRA",))),

@@ -12,10 +12,11 @@
 A run is a command line of train.py and a line of results/NAME.jsonl beside this file: question,
 variant (`arm`), setting (`cell`), seed, command, figures, seconds, machine, versions and commit.
 Delete a line and its run is made again, and, if that is elsewhere than the runs it is compared
-with, these too; the last line counts. A seed whose supervised warm-up an earlier train.py refused
-has `refused` in place of figures; a run whose flags are gone has `not_repeatable` and the last
-commit that had them. An interruption loses only the current run. A process uses one core; warm-ups
-are shared. Figures go to docs/figures/NAME, those of other questions to runs/questions/NAME.
+with, these too; the last line counts. A line whose flags are no longer those of the table counts as
+not made. A seed whose supervised warm-up an earlier train.py refused has `refused` in place of
+figures; a run whose flags are gone has `not_repeatable` and the last commit that had them. An
+interruption loses only the current run. A process uses one core; warm-ups are shared. Figures go to
+docs/figures/NAME, those of other questions to runs/questions/NAME.
 """
 
 import argparse
@@ -34,6 +35,7 @@ import statistics
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -46,7 +48,10 @@ import judging                                                                  
 import pictures                                                                      # noqa: E402
 from judging import choose_best, list_choices, read, values                          # noqa: E402
 from questions import FAMILIES, FIRST, MAP, QUESTIONS                                # noqa: E402
-from session.arguments import parse                                                  # noqa: E402
+from features.sampler_format import find_sampler_format                              # noqa: E402
+from plumbing.refusal import Refusal                                                 # noqa: E402
+from session.arguments import parse, parse_flags, resolve, with_defaults             # noqa: E402
+from session.errors import errors_in_one_line                                        # noqa: E402
 from tools.commands import exit_on_broken_pipe                                       # noqa: E402
 
 
@@ -65,6 +70,36 @@ def missing(question, runs):
         usable = [s for s in part.seeds if not any((group, s) in refused for group in groups)]
         yield from ((*place, seed) for seed in usable[:part.count] for place in places
                     if (*place, seed) not in runs)
+
+
+def current(question, runs):
+    """Those of the runs whose flags are still those of the table. A run whose flags are gone, or
+    whose variant or setting no table has, stays as it is."""
+    def same(key, run):
+        variant, setting, _ = key
+        known = variant in question.variants and (
+            question.measure or setting in question.list_settings(variant) | question.further)
+        if not known or "not_repeatable" in run or "command" not in run:
+            return True
+        try:
+            commands = command(question, *key, runs), run["command"]
+        except Refusal:              # the run that its number of batches follows is gone
+            return False
+        planned, was = (re.sub(r" ?--seed \d+", "", words) for words in commands)
+        return planned == was or not question.measure and find_settings(planned) == find_settings(
+            was)
+    return {key: run for key, run in runs.items() if same(key, run)}
+
+
+@cache
+def find_settings(words):
+    """What a command line sets, however it is spelled; the command line itself if train.py does not
+    know all its flags."""
+    try:
+        settings = resolve(with_defaults(parse_flags(words.split())))
+    except Refusal:
+        return words
+    return replace(settings, sampler_dtype=find_sampler_format(settings))
 
 
 def mixed(question, runs):
@@ -114,8 +149,8 @@ def equal_samples(question, variant, setting, seed, runs):
     if not other:
         return ""
     if (other, setting, seed) not in runs:
-        raise SystemExit(f"run.py: {variant} {setting} {seed} takes as many samples as {other}, "
-                         "which has no run at this seed: make it first")
+        raise Refusal(f"{variant} {setting} {seed} takes as many samples as {other}, which has no "
+                      "run at this seed: make it first")
     batch = parse(question.flags.split())
     drawn = sum(runs[other, setting, seed]["figures"]["batch_samples"])
     return f"--steps {round(drawn / (batch.prompts_per_step * batch.num_generations))}"
@@ -151,8 +186,8 @@ def describe_code():
 
 
 def make(name, question, runs, variant, setting, seed):
-    """Train once -> the line of the run. Raises ValueError if train.py refuses it, SystemExit if it
-    was interrupted."""
+    """Train once -> the line of the run. Raises Refusal if train.py refuses its flags, ValueError
+    if it was interrupted or fails before its first batch."""
     words = command(question, variant, setting, seed, runs)
     script = import_module(question.script)
     line = dict(question=name, arm=variant, cell=setting, seed=seed, command=words)
@@ -168,7 +203,9 @@ def make(name, question, runs, variant, setting, seed):
     metrics = folder / "metrics.jsonl"
     records = ([json.loads(text) for text in metrics.read_text(encoding="utf-8").splitlines()]
                if metrics.is_file() else [])
-    if code in (2, 130) or code and not records:
+    if code == 2:
+        raise Refusal(f"questions.py: {name}: {variant} {setting}: {printed.splitlines()[-1]}")
+    if code == 130 or code and not records:
         raise ValueError(f"train.py {words}: {code}\n{printed[-800:]}")
     summary = {} if code else json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     shutil.rmtree(folder)
@@ -286,7 +323,7 @@ def summary():
     "chosen": {"question: variant, group": setting}}."""
     found = dict(verdicts={}, numbers={}, chosen={})
     for name, question in QUESTIONS.items():
-        runs = read(name)
+        runs = current(question, read(name))
         numbers, verdict = judged(question, runs)
         found["verdicts"][name] = dict(verdict=verdict, p=verdict.p, runs=len(runs),
                                        recorded=bool(runs) and recorded(runs))
@@ -329,7 +366,8 @@ def draw(name, question, runs):
 def place_on_map():
     """[(std of log s, GSPO - GRPO, GSPO wide - GRPO)] of the rows of questions.MAP with numbers."""
     numbers = {f"{name}: {rule}": number for name in {key.split(":")[0] for _, key, *_ in MAP}
-               for rule, number in judged(QUESTIONS[name], read(name))[0].items()}
+               for rule, number in judged(
+                   QUESTIONS[name], current(QUESTIONS[name], read(name)))[0].items()}
     return [(math.sqrt(numbers[var]["mean"]),
              *(numbers[key] if key and numbers[key]["mean"] is not None else None for key in keys))
             for _, var, *keys in MAP if numbers[var]["mean"] is not None]
@@ -359,6 +397,7 @@ def factors():
 
 # ------------------------------------------------------------------------------ the command line
 
+@errors_in_one_line("run.py")
 def main(argv=None):
     parser = argparse.ArgumentParser(prog="experiments/run.py", description=__doc__.split("\n")[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(QUESTIONS)}")
@@ -373,19 +412,23 @@ def main(argv=None):
     os.chdir(ROOT)
     for name in options.names or QUESTIONS:
         if name not in QUESTIONS:
-            parser.error(f"no question is called {name}; known: {', '.join(QUESTIONS)}")
+            raise Refusal(f"no question is called {name}; known: {', '.join(QUESTIONS)}")
         question = QUESTIONS[name]
         try:
             judging.check_names(question)
         except ValueError as error:
-            parser.error(f"questions.py: {name}: {error}")
+            raise Refusal(f"questions.py: {name}: {error}")
         if options.only and options.only.partition("@")[0] not in question.variants:
-            parser.error(f"{name} has no variant {options.only}; it has "
-                         f"{', '.join(question.variants)}")
-        print(forecast(name, question, read(name, options.folder)), flush=True)
+            raise Refusal(f"{name} has no variant {options.only}; it has "
+                          f"{', '.join(question.variants)}")
+        recorded = read(name, options.folder)
+        runs = current(question, recorded)
+        left_out = len(recorded) - len(runs)
+        changed = f"; {left_out} more are left out: their flags have changed" * bool(left_out)
+        print(forecast(name, question, runs) + changed, flush=True)
         if options.names and not options.judge:
             make_all(name, question, options)
-        runs = read(name, options.folder)
+        runs = current(question, read(name, options.folder))
         found, verdict = judged(question, runs)
         if options.names:
             judging.print_verdict(question, runs, found, verdict)
@@ -408,7 +451,7 @@ def make_all(name, question, options):
     made = 0
     first, end = map(int, options.seeds.split(":"))
     while made < options.most:
-        runs = read(name, options.folder)
+        runs = current(question, read(name, options.folder))
         waiting = (key for key in itertools.chain(missing(question, runs), mixed(question, runs))
                    if key[1] and first <= key[2] < end
                    and options.only in (None, key[0], f"{key[0]}@{key[1]}"))

@@ -14,7 +14,7 @@ import json
 import os
 import shlex
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from types import NoneType
 from typing import get_args, get_origin
@@ -437,6 +437,16 @@ def parse(argv, run_settings=None):
         folder = explicit["output_dir"]
         run = read_run_config(folder)
         explicit = merge(read_run_layer(find_settings(run), explicit, folder), explicit)
+    settings = with_defaults(explicit)
+    check_settings(settings)
+    settings = resolve(settings)
+    check_resumable(settings, run)
+    return settings
+
+
+def with_defaults(explicit):
+    """The Settings of {flag: value}, with presets and defaults in place of what it lacks, without
+    any check."""
     # an unknown algorithm has no preset; check_settings refuses it
     row = ALGORITHMS.get(explicit.get("algorithm", Settings.algorithm), {})
     preset = {name: value for name, value in row.items() if name != "objective"}
@@ -445,12 +455,7 @@ def parse(argv, run_settings=None):
     defaults = CHECKPOINT_DEFAULTS if explicit.get("model_name_or_path") else defaults
     layer = {name: value for name, value in (defaults | preset).items()
              if not (name in NO_ENVIRONMENT and explicit.get("environment"))}
-    settings = Settings(**merge(convert_layer(layer), explicit),
-                        explicit_flags=explicit)
-    check_settings(settings)
-    settings = resolve(settings)
-    check_resumable(settings, run)
-    return settings
+    return Settings(**merge(convert_layer(layer), explicit), explicit_flags=explicit)
 
 
 def merge(*layers):
@@ -662,6 +667,7 @@ class Parser(argparse.ArgumentParser):
         raise Refusal(message)
 
 
+@cache
 def make_parser():
     """A flag per field of Settings, in sections; the most important flags come first."""
     parser = Parser(prog="train.py", usage="train.py [--flag value ...]", allow_abbrev=False,

@@ -16,7 +16,7 @@ import torch
 
 import losses
 from documents import DOCUMENTS, ROOT
-from tiny_run import TINY, read_json, write
+from tiny_run import TINY, jsonl, read_json, write
 
 sys.path.insert(0, str(ROOT / "experiments"))                # as when run.py is the script
 import fill  # noqa: E402
@@ -27,6 +27,7 @@ import pictures  # noqa: E402
 import rows  # noqa: E402
 import run  # noqa: E402
 from session.arguments import parse  # noqa: E402
+from plumbing.refusal import Refusal
 from questions import QUESTIONS, README_RULES, Part, Question, Rule, rates  # noqa: E402
 
 UP = [.10, .11, .12, .10, .11, .12, .10, .11]
@@ -260,6 +261,70 @@ def test_a_misspelled_variant_or_setting_is_named(of, part, error, monkeypatch, 
     assert stop.value.code == 2 and error in capsys.readouterr().err
 
 
+def test_runs_that_are_the_same_are_called_identical_and_what_the_task_cannot_show(capsys):
+    """A variant without an effect, such as another weight per length where all right texts of a
+    prompt are equally long."""
+    alike = [made(variant, "0.0001", seed, .8) for variant in BOTH for seed in range(8)]
+    asked = replace(ASKED, seeds=range(8), parts=(Part("0.0001", range(8)),),
+                    rules={"ahead": Rule("B@0.0001 - A@0.0001", nothing=.03)})
+    found, verdict = run.judged(asked, index(alike))
+    assert verdict == found["ahead"]["verdict"] == "identical (8 pairs)"
+    judging.print_verdict(asked, index(alike), found, verdict)
+    said = capsys.readouterr().out
+    assert "one right text" in said and "IDENTICAL (8 PAIRS)" in said
+    gains = replace(asked, rules={"gains": Rule("B@0.0001 - B@0.0001:before")})
+    assert run.judged(gains, index(alike))[1].startswith("undecided"), "figures of one run"
+    saturated = [line | {"figures": line["figures"] | {"pass_rates": [line["arm"] == "A"]}}
+                 for line in alike]
+    assert run.judged(asked, index(saturated))[1] == "refuted", "equal, but not the same runs"
+
+
+def test_lines_whose_flags_have_changed_neither_count_nor_are_paired(workplace, monkeypatch,
+                                                                     capsys):
+    """But those that are only spelled otherwise do."""
+    asked = replace(ASKED, variants={"A": "", "B": "--beta 0.1"}, seeds=range(4),
+                    parts=(Part("0.0001", range(4)),),
+                    rules={"ahead": Rule("B@0.0001 - A@0.0001", least=4)})
+    lines = [made(variant, "0.0001", seed, .5 + (variant == "B") / 10 + seed / 1000)
+             | {"command": run.command(asked, variant, "0.0001", seed, {})}
+             for variant in BOTH for seed in range(4)]
+    lines[0]["command"] = "--steps_per_generation 4 --learning_rate 1e-4 --seed 0 --device cpu"
+    assert run.current(asked, index(lines)) == index(lines)
+    changed = replace(asked, variants={"A": "", "B": "--beta 0.2"})
+    left = run.current(changed, index(lines))
+    assert left == index(lines[:4]) and len([*run.missing(changed, left)]) == 4
+    lines[4]["not_repeatable"] = "c"
+    assert len(run.current(changed, index(lines))) == 5
+    monkeypatch.setitem(QUESTIONS, "mine", changed)
+    for module in (run, judging):
+        monkeypatch.setattr(module, "ROOT", workplace)
+    jsonl("mine.jsonl", lines[:4] + lines[5:])
+    run.main("mine --judge --folder .".split())
+    said = capsys.readouterr().out
+    assert "4 runs made, 4 missing" in said and "3 more are left out: their flags" in said
+    assert "not finished: 4 of 8 runs" in said.lower()
+
+
+def test_a_question_of_which_some_rules_hold_and_others_do_not_says_how_many():
+    held, refuted = intervals.Verdict("held", .01), intervals.Verdict("refuted", .02)
+    assert intervals.join_verdicts([held, refuted, held, refuted]) == "2 of 4 supported"
+    assert intervals.join_verdicts([refuted, refuted]) == "refuted"
+    assert intervals.join_verdicts([held, held]) == "held"
+
+
+def test_a_flag_that_train_refuses_is_one_line(workplace, monkeypatch, capsys):
+    asked = replace(ASKED, variants={"A": "", "B": "--learning_rat 3"}, flags=" ".join(TINY),
+                    parts=(Part("0.0001", range(1), ("B",)),), rules={"b": Rule("B@0.0001")})
+    monkeypatch.setitem(QUESTIONS, "mine", asked)
+    for module in (run, judging):
+        monkeypatch.setattr(module, "ROOT", workplace)
+    with pytest.raises(SystemExit) as stop:
+        run.main("mine --folder .".split())
+    said = capsys.readouterr().err
+    assert stop.value.code == 2 and said.count("\n") == 1 and said.startswith(
+        "run.py: questions.py: mine: B 0.0001: train.py: unknown argument --learning_rat"), said
+
+
 def test_a_misspelled_figure_is_named():
     asked = replace(ASKED, rules={"ahead": Rule("B@best:aftr - A@best:aftr")})
     assert run.judged(asked, index(ALL))[1] == "no run has the figures of B@best:aftr - A@best:aftr"
@@ -308,7 +373,7 @@ def test_a_run_at_equal_samples_has_as_many_batches_as_the_other_drew():
     assert words.endswith("--epsilon_high 0.27 --steps 22")
     assert parse(words.split()).steps == 22
     assert "--steps 10" in run.command(question, "dapo_paper", "default", 3, {})
-    with pytest.raises(SystemExit, match="dapo_paper, which has no run at this seed"):
+    with pytest.raises(Refusal, match="dapo_paper, which has no run at this seed"):
         run.command(question, "GRPO", "default", 4, drawn)
 
 
