@@ -322,9 +322,10 @@ INPUTS = {  # what the function of an advantage may read
                            "returns of gae(token_rewards, values, mask), whatever the function "
                            "makes of advantages"),
     "lam": Input("", "--lam, the λ of GAE; for an advantage that reads values"),
-    "teacher_logp": Input("B T", "log π_T of a teacher"),
-    "blamed": Input("B T", "the tokens from the first wrong step on (the built-in task knows it)",
-                    torch.bool),
+    "teacher_logp": Input("B T", "log π_T of a teacher: --teacher_model_name_or_path or "
+                                 "--self_distillation"),
+    "blamed": Input("B T", "the tokens from the first wrong step on; the built-in task knows it "
+                           "for the tiny MoE's tokens", torch.bool),
 }
 
 ADVANTAGES = {

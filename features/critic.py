@@ -45,9 +45,6 @@ class Critic(Feature):
         if settings.critic_warmup >= settings.steps:
             refuse(settings, "critic_warmup", f"leaves none of the --steps {settings.steps} to the "
                    "policy")
-        if settings.old_logp == "sampler":
-            refuse(settings, "old_logp", f"cannot be combined with --advantage {settings.advantage}"
-                   ": the critic's old values come from the pass that recomputes log-probs")
 
     def __init__(self, run):
         policy = run.actor.policy

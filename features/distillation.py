@@ -47,7 +47,9 @@ class Flags:
                          "teacher"})
     hint_template: str = flag("{answer} {prompt}", "prompt that the teacher of --self_distillation "
                               "reads; {answer} and {prompt} are filled in, \\n stands for a line "
-                              "break", read=unescape, needs="self_distillation")
+                              "break", read=unescape, needs="self_distillation",
+                              must=(lambda text: "{answer}" in text and "{prompt}" in text,
+                                    "contain {answer} and {prompt}"))
     distillation_coef: float = flag(
         0.0, "coefficient of log π_teacher - log π_old, which is added to the advantage of each "
              "token; 0: nothing is added", at_least=0,
@@ -68,9 +70,6 @@ class Distillation(Feature):
     @classmethod
     def check(cls, settings):
         alone = "teacher_logp" in ADVANTAGES[settings.advantage].reads
-        if alone and not cls.on(settings):
-            refuse(settings, "advantage", "needs a teacher: --teacher_model_name_or_path or "
-                   "--self_distillation")
         if alone and settings.distillation_coef:
             refuse(settings, "distillation_coef", "adds distillation to another --advantage; "
                    "--advantage distillation has coefficient 1")
@@ -85,9 +84,6 @@ class Distillation(Feature):
         if settings.self_distillation == "sibling" and settings.num_generations < 2:
             refuse(settings, "self_distillation", "shows a right response of the same group: "
                    "--num_generations must be at least 2")
-        hints = [place for place in ("{answer}", "{prompt}") if place not in settings.hint_template]
-        if hints:
-            refuse(settings, "hint_template", f"must contain {' and '.join(hints)}")
 
     def __init__(self, run):
         settings = run.settings

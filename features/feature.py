@@ -156,11 +156,11 @@ def masked_mean(x, mask):
     return chosen.mean().item() if len(chosen) else None
 
 
-def refuse(settings, name, must):
+def refuse(settings, name, words):
     """Raise the one line about a flag and its value: what it must be or needs."""
     value = getattr(settings, name)
     text = " ".join(map(str, value)) if isinstance(value, list) else value
-    raise Refusal(f"--{name} {text} {must}")
+    raise Refusal(f"--{name} {text} {words}")
 
 
 def unescape(text):
@@ -172,7 +172,9 @@ def flag(default, help, **words):
     """A flag with all that the program knows of it. words:
 
     choices, at_least, above, at_most   the allowed values
-    needs, without   a condition, or {condition: why or None} for several: a value other than the
+    must             (a function that tells whether a value is allowed, what it must be or do)
+    package          {value: the package to install for it}
+    needs, without   a condition, or {condition: why or ""} for several: a value other than the
                      default needs all of them, or none of them. A condition is FLAG (it is on) or
                      FLAG=VALUE; FLAG|FLAG: one of the two (checks.check_conditions)
     unset            the text that --help shows as the default if `default` is None or empty
@@ -187,6 +189,9 @@ def flag(default, help, **words):
     checkpoint       whether its value is a checkpoint, which must be there before a run begins
     read             the function that reads its text, if that is not the type
     """
+    for kind in words.keys() & {"needs", "without", "evaluation_needs"}:
+        conditions = {words[kind]: ""} if isinstance(words[kind], str) else words[kind]
+        words[kind] = {condition: why and f": {why}" for condition, why in conditions.items()}
     several = isinstance(default, (list, dict))
     default = {"default_factory": default.copy} if several else {"default": default}
     return field(**default, metadata={"help": help, **words})

@@ -8,11 +8,10 @@ experts are not linear layers here.
 """
 
 from dataclasses import dataclass
-from importlib.util import find_spec
 
 import torch
 
-from features.feature import Feature, flag, refuse
+from features.feature import Feature, flag
 from plumbing.engines.wrapper import Wrapper
 from plumbing.model.nf4 import layers_to_quantize
 from plumbing.parallel.devices import autocast
@@ -22,8 +21,8 @@ from plumbing.parallel.devices import autocast
 class Flags:
     load_in_4bit: bool = flag(
         False, "store the frozen weights of the policy in 4 bits each (needs pip install "
-               "bitsandbytes)", section="4 bits", fixed=True,
-        needs={"use_peft": None,
+               "bitsandbytes)", section="4 bits", fixed=True, package={True: "bitsandbytes"},
+        needs={"use_peft": "",
                "model_name_or_path": "the tiny MoE's experts are not linear layers"},
         without={"sampler=vllm": "only the built-in sampler reads 4 bits",
                  "sampler_dtype": "it samples with the 4-bit weights themselves",
@@ -36,12 +35,6 @@ class FourBit(Feature):
     @classmethod
     def on(cls, settings):
         return settings.load_in_4bit
-
-    @classmethod
-    def check(cls, settings):
-        if cls.on(settings) and not find_spec("bitsandbytes"):
-            refuse(settings, "load_in_4bit", "needs a package that is not installed: pip install "
-                   "bitsandbytes")
 
     @classmethod
     def load(cls, settings, policy, folder):

@@ -32,7 +32,7 @@ class Flags:
                "--learning_rate of full training; if --model_name_or_path is an adapter's "
                "checkpoint, continue to train its adapters (needs pip install peft)",
         section="adapters", fixed=True, also="lora qlora",
-        without={"shard": None, "sync_ref_model": UNMOVED,
+        without={"shard": "", "sync_ref_model": UNMOVED,
                  "teacher_update_rate": f"{UNMOVED}; use --teacher_update_rate 0"})
     lora_r: int = flag(16, "LoRA rank", at_least=1, needs="use_peft", fixed=True,
                       also="rank r lora_rank")

@@ -7,10 +7,9 @@ losses.py has the formulas (mismatch_weight, mismatch_mask); algorithms and thei
 docs/family.md. With GSPO, whose ratio is a geometric mean, the level is geo.
 """
 
-import math
 from dataclasses import dataclass
 
-from features.feature import Feature, flag, refuse
+from features.feature import Feature, flag
 from losses import mismatch_mask, mismatch_weight
 
 RECOMPUTED = {"old_logp=recompute": "it compares the recomputed log-probs with the sampler's"}
@@ -32,7 +31,9 @@ class Flags:
         choices=("token", "seq", "geo", "outlier"), needs=RECOMPUTED)
     mismatch_mask_bounds: list[float] = flag(
         [], "lower and upper bound of the ratio for --mismatch_mask",
-        unset="0.5 5; for outlier 1e-4 100", needs="mismatch_mask")
+        unset="0.5 5; for outlier 1e-4 100", needs="mismatch_mask",
+        must=(lambda bounds: not bounds or len(bounds) == 2 and 0 <= bounds[0] <= bounds[1],
+              "be two numbers: a lower bound of at least 0, and an upper bound not below it"))
 
 
 class Mismatch(Feature):
@@ -43,13 +44,6 @@ class Mismatch(Feature):
     @classmethod
     def on(cls, settings):
         return bool(settings.mismatch or settings.mismatch_mask)
-
-    @classmethod
-    def check(cls, settings):
-        bounds = settings.mismatch_mask_bounds
-        if bounds and not (len(bounds) == 2 and 0 <= bounds[0] <= bounds[1] < math.inf):
-            refuse(settings, "mismatch_mask_bounds", "must be two numbers: a lower bound of at "
-                   "least 0, and an upper bound not below it")
 
     def __init__(self, run):
         self.settings = run.settings

@@ -50,17 +50,10 @@ class ReferenceKL(Feature):
 
     @classmethod
     def check(cls, settings):
-        reads = ADVANTAGES[settings.advantage].reads
-        named = f"--advantage {settings.advantage}"
-        name = "use_kl_in_reward"
-        if kl_in_rewards(settings) and settings.kl_estimator != "k3":
-            by = f"--{name}" if settings.use_kl_in_reward else named
-            refuse(settings, "kl_estimator", f"has no effect: {by} subtracts k1 from the rewards")
-        if settings.use_kl_in_reward and "kl" in reads:
-            refuse(settings, name, f"has no effect: {named} subtracts the KL in any case")
-        totals = {"rewards", "token_rewards", "turn_rewards"}
-        if settings.use_kl_in_reward and not totals & {*reads}:
-            refuse(settings, name, f"has no effect: {named} does not read the total reward")
+        reads = {"rewards", "token_rewards", "turn_rewards", "kl"}
+        if settings.use_kl_in_reward and not reads & {*ADVANTAGES[settings.advantage].reads}:
+            refuse(settings, "use_kl_in_reward", f"has no effect: --advantage {settings.advantage} "
+                   "does not read the total reward")
 
     @classmethod
     def notes(cls, settings):

@@ -5,7 +5,7 @@
 import torch
 
 from advantages import ADVANTAGES
-from features.feature import Feature, refuse
+from features.feature import Feature
 from plumbing.refusal import Refusal
 
 
@@ -14,13 +14,8 @@ class TokenCredit(Feature):
 
     @classmethod
     def on(cls, settings):
-        return "blamed" in ADVANTAGES[settings.advantage].reads
-
-    @classmethod
-    def check(cls, settings):
-        if cls.on(settings) and (settings.model_name_or_path or not settings.builtin_task):
-            refuse(settings, "advantage", "needs the built-in task, whose reward finds the first "
-                   "wrong step of a response")
+        by_characters = settings.builtin_task and not settings.model_name_or_path
+        return by_characters and "blamed" in ADVANTAGES[settings.advantage].reads
 
     def __init__(self, run):
         self.task = run.task

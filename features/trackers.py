@@ -2,10 +2,9 @@
 
 import atexit
 import importlib
-import importlib.util
 from dataclasses import asdict, dataclass
 
-from features.feature import Feature, flag, refuse
+from features.feature import Feature, flag
 
 TRACKERS = ("tensorboard", "wandb", "trackio")               # also the names of their pip packages
 
@@ -13,7 +12,8 @@ TRACKERS = ("tensorboard", "wandb", "trackio")               # also the names of
 @dataclass(frozen=True)
 class Flags:
     report_to: str | None = flag(None, "also send the metrics to this tracker", unset="none",
-                                 choices=TRACKERS, section="a tracker",
+                                 choices=TRACKERS, package=dict(zip(TRACKERS, TRACKERS)),
+                                 section="a tracker",
                                  also="wandb log_with tracker logger")
 
 
@@ -23,12 +23,6 @@ class Trackers(Feature):
     @classmethod
     def on(cls, settings):
         return settings.report_to is not None
-
-    @classmethod
-    def check(cls, settings):
-        if cls.on(settings) and importlib.util.find_spec(settings.report_to) is None:
-            refuse(settings, "report_to", "needs a package that is not installed: pip install "
-                   f"{settings.report_to}")
 
     def __init__(self, run):
         self.settings = run.settings

@@ -28,8 +28,7 @@ from numbers import Real
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from advantages import ADVANTAGES
-from features.feature import Feature, flag, refuse
+from features.feature import Feature, flag
 from plumbing.data.reward_functions import describe, is_number, load_function
 from plumbing.data.running_sum import builtin_tokenizer
 from plumbing.engines.wrapper import Wrapper
@@ -304,11 +303,6 @@ class Turns(Feature):
     @classmethod
     def on(cls, settings):
         return settings.environment is not None
-
-    @classmethod
-    def check(cls, settings):
-        if not settings.environment and "turn_rewards" in ADVANTAGES[settings.advantage].reads:
-            refuse(settings, "advantage", "needs an --environment, which rewards each turn")
 
     @classmethod
     def task(cls, settings, task, load):

@@ -42,19 +42,14 @@ PRESETS = {
                                 advantage="reinforce_plus_plus"),
     "ppo": dict(advantage="gae", lam=0.95),                  # lam: a flag of the critic's file
     "dr_grpo": dict(scale_rewards="none"),
-    "dapo": dict(dynamic_sampling=True, overlong_cache=0.2),
-    "dapo_paper": dict(dynamic_sampling=True, overlong_cache=0.2),
-    "dppo": dict(old_logp="sampler"),
-    "dppo_kl": dict(old_logp="sampler"),
-    "kpop": dict(old_logp="sampler"),
-    "ipo": dict(old_logp="sampler"),
-    "rollout_is": dict(old_logp="sampler"),
     "icepop": dict(objective="rollout_is", epsilon=0.5, epsilon_high=4.0, old_logp="sampler"),
-    "dro": dict(old_logp="sampler"),
     "scalerl": dict(objective="cispo", epsilon_high=4.0, reduction="group-token-mean",
                     scale_rewards="batch", old_logp="sampler"),
     "maxrl": dict(objective="grpo", reduction="sequence-sum", scale_rewards="mean"),
 }
+PRESETS |= dict.fromkeys(("dapo", "dapo_paper"), dict(dynamic_sampling=True, overlong_cache=0.2))
+PRESETS |= dict.fromkeys(("dppo", "dppo_kl", "kpop", "ipo", "rollout_is", "dro"),
+                         dict(old_logp="sampler"))
 for feature in FEATURES:
     PRESETS |= feature.presets
 ALGORITHMS = {name: {"objective": name} | PRESETS.get(name, {})
@@ -120,7 +115,9 @@ class Core:
                                           checkpoint=True, evaluation=True, fixed=True,
                                           also="model model_id pretrained checkpoint")
     hidden_size: int = flag(
-        96, "tiny MoE: width of the hidden states", at_least=1, **OF_TINY)
+        96, "tiny MoE: width of the hidden states", at_least=1, **OF_TINY,
+        must=(lambda width: width % 8 == 0, "be a multiple of 8: the tiny MoE has 4 attention "
+                                            "heads, each of an even width"))
     num_hidden_layers: int = flag(4, "tiny MoE: number of layers; more than 4 have "
                                   "defaults of their own", at_least=1, **OF_TINY)
     num_experts: int = flag(8, "tiny MoE: experts per layer", at_least=1, **OF_TINY)
@@ -145,6 +142,8 @@ class Core:
                                "problems of their own"})
     columns: list[str] = flag([], "names of the prompt column and of the answer column",
                               unset="prompt, question or problem; answer or solution",
+                              must=(lambda names: len(names) in (0, 2),
+                                    "be two names: the prompt column and the answer column"),
                               needs=OWN_DATA, evaluation="problems")
     verifier: list[str] = flag([], "what computes the reward: math (math-verify), exact or "
                                "FILE.py:FUNCTION; the rewards of several functions are added",
@@ -173,6 +172,7 @@ class Core:
                                        evaluation="kept")
     stop: list[str] = flag([], "strings that end a response; \\n stands for a line break",
                            unset="only the end-of-sequence token", read=unescape,
+                           must=(all, "not be empty: give the text that ends a response"),
                            evaluation="kept", also="stop_sequences eos")
     min_terms: int = flag(
         8, "built-in task: smallest number of terms of a sum", at_least=1, without=OWN_SUMS,
@@ -218,7 +218,8 @@ class Core:
     warmup_steps: int = flag(10, "optimizer steps of linear learning-rate warm-up", at_least=0)
     optim: str = flag("adamw_torch_fused", "AdamW of torch, or of bitsandbytes (pip install "
                       "bitsandbytes) with moments in 8 bits, or in pages that a full GPU moves to "
-                      "the CPU's memory", fixed=True,
+                      "the CPU's memory", fixed=True, package=dict.fromkeys(BITSANDBYTES,
+                                                                            "bitsandbytes"),
                       choices=("adamw_torch_fused", "adamw_torch", *BITSANDBYTES))
     weight_decay: float = flag(0.0, "AdamW's decoupled weight decay: each step also shrinks the "
                                "weights by this share of the learning rate", at_least=0)

@@ -1,13 +1,13 @@
 """Checks: flags that cannot run are refused in one line, before anything is written.
 
-check_settings calls three: check_values refuses single values that are not allowed;
-check_conditions refuses flags that have no effect or contradict each other, by their metadata
-`needs` and `without` (features.feature.flag); check_combinations does the rest. The Refusal
-names the flag and the values that are allowed.
+check_values and check_conditions read the rules that stand at a flag (features.feature.flag): the
+values that are allowed, and the flags that it needs or contradicts. The functions after them have
+the rules that join several flags, by subject. A Refusal names the flag and what is allowed.
 """
 
 import difflib
 import math
+import operator
 import sys
 from contextlib import contextmanager
 from dataclasses import fields
@@ -29,43 +29,47 @@ def suggest(word, known, cutoff=0.6):
     return f", did you mean {match[0]}?" if match else ""
 
 
-def check_choice(settings, name, known):
-    value = getattr(settings, name)
-    if value not in known:
-        refuse(settings, name, f"is unknown{suggest(value, known)}; known: {', '.join(known)}")
-
-
 def check_settings(settings):
     """Refuse flags that cannot run."""
     check_values(settings)
     check_conditions(settings)
-    check_combinations(settings)
+    check_objective(settings)
+    check_batch(settings)
+    check_policy(settings)
+    for feature in FEATURES:
+        check_hooks(feature)
+        feature.check(settings)
+    check_loss(settings)
+    check_advantage(settings)
+
+
+RANGES = {"at_least": (operator.ge, "at least"), "above": (operator.gt, "above"),
+          "at_most": (operator.le, "at most")}
 
 
 def check_values(settings):
-    """Refuse a value that is out of range, whatever the other flags are."""
+    """Refuse a value that its flag does not allow, whatever the other flags are."""
     for f in fields(settings):
         value = getattr(settings, f.name)
         limits = f.metadata
-        if isinstance(value, float) and not math.isfinite(value):
-            refuse(settings, f.name, "is not a finite number")
+        for number in value if isinstance(value, list) else [value]:
+            if isinstance(number, float) and not math.isfinite(number):
+                refuse(settings, f.name, "is not a finite number")
         if value is None:
             continue
-        if "choices" in limits:
-            check_choice(settings, f.name, limits["choices"])
-        if "at_least" in limits and value < limits["at_least"]:
-            refuse(settings, f.name, f"is not at least {limits['at_least']}")
-        if "above" in limits and value <= limits["above"]:
-            refuse(settings, f.name, f"is not above {limits['above']}")
-        if "at_most" in limits and value > limits["at_most"]:
-            refuse(settings, f.name, f"is not between 0 and {limits['at_most']}")
-    where = f"--algorithm {settings.algorithm}: objective"
-    cap = OBJECTIVES[validate_choice(where, settings.objective, OBJECTIVES)].kind.widest
-    for name in ("epsilon", "epsilon_high"):
-        value = getattr(settings, name)
-        if value is not None and not 0 < value < cap:
-            refuse(settings, name, "is not between 0 and 1: the clip range is [1 - epsilon, 1 + "
-                               "epsilon_high]; GSPO's paper uses 3e-4 and 4e-4")
+        if value not in (known := limits.get("choices", [value])):
+            refuse(settings, f.name, f"is unknown{suggest(value, known)}; known: "
+                   f"{', '.join(known)}")
+        for name in RANGES.keys() & limits.keys():
+            holds, words = RANGES[name]
+            if not holds(value, limits[name]):
+                refuse(settings, f.name, f"is not {words} {limits[name]}")
+        if "must" in limits and not limits["must"][0](value):
+            refuse(settings, f.name, f"must {limits['must'][1]}")
+        package = limits["package"].get(value) if "package" in limits else None
+        if package and not find_spec(package):
+            refuse(settings, f.name, "needs a package that is not installed: pip install "
+                   f"{package}")
 
 
 def check_conditions(settings, needs="needs"):
@@ -76,23 +80,13 @@ def check_conditions(settings, needs="needs"):
     for f in fields(settings):
         if getattr(settings, f.name) == getattr(usual, f.name):
             continue
-        for condition, why in list_conditions(f.metadata.get(needs)):
-            if not any(is_met(settings, one) for one in condition.split("|")):
-                needed = " or ".join(format_condition(one) for one in condition.split("|"))
-                refuse(settings, f.name, f"needs {needed}{why}")
-        for condition, why in list_conditions(f.metadata.get("without")):
-            for one in condition.split("|"):
-                if is_met(settings, one):
-                    name = one.partition("=")[0]
-                    other = format_condition(name) if getattr(settings, name) is True else (
-                        f"--{name} {getattr(settings, name)}")
-                    refuse(settings, f.name, f"cannot be combined with {other}{why}")
-
-
-def list_conditions(conditions):
-    """[(condition, its reason as it is printed)] of a flag's `needs` or `without`."""
-    reasons = {conditions: None} if isinstance(conditions, str) else conditions or {}
-    return [(condition, f": {why}" if why else "") for condition, why in reasons.items()]
+        for kind, wanted, words in ((needs, True, "needs"),
+                                    ("without", False, "cannot be combined with")):
+            for condition, why in f.metadata.get(kind, {}).items():
+                options = condition.split("|")
+                if any(is_met(settings, one) for one in options) != wanted:
+                    named = " or ".join(f"--{one.replace('=', ' ')}" for one in options)
+                    refuse(settings, f.name, f"{words} {named}{why}")
 
 
 def is_met(settings, condition):
@@ -102,88 +96,81 @@ def is_met(settings, condition):
     return str(value) == expected if equals else bool(value)
 
 
-def format_condition(condition):
-    """FLAG or FLAG=VALUE as it is typed on a command line."""
-    return f"--{condition.replace('=', ' ')}"
-
-
-def check_combinations(settings):
-    """Refuse what a flag's metadata cannot express: relations between numbers, and what a row of
-    OBJECTIVES or ADVANTAGES reads."""
-    objective = OBJECTIVES[settings.objective]
+def check_objective(settings):
+    """Refuse an objective, an advantage and rewards that do not fit each other."""
+    where = f"--algorithm {settings.algorithm}: objective"
+    objective = OBJECTIVES[validate_choice(where, settings.objective, OBJECTIVES)]
+    for name in ("epsilon", "epsilon_high"):
+        value = getattr(settings, name)
+        if value is not None and objective.epsilon is None:
+            refuse(settings, name, f"has no effect: {settings.algorithm} has no clip range")
+        if value is not None and not 0 < value < objective.kind.widest:
+            refuse(settings, name, f"is not between 0 and {objective.kind.widest:g}; the paper of "
+                   f"{settings.objective} has --epsilon {objective.epsilon:g} --epsilon_high "
+                   f"{objective.epsilon_high:g}")
     advantage = check_row(settings.advantage)
-    per_token = advantage.per == "token"
     reads = advantage.reads
+    named = f"--advantage {settings.advantage}"
+    if advantage.per == "token" and not objective.per_token:
+        others = ", ".join(name for name, row in ADVANTAGES.items() if row.per == "response")
+        refuse(settings, "advantage", "gives every token its own advantage, and "
+               f"{settings.algorithm} takes one per response: use --algorithm gspo_token or grpo, "
+               f"or --advantage {others}")
+    if settings.num_generations < 2 and "group_size" in reads:
+        refuse(settings, "num_generations", f"is too few: {named} compares the responses of a "
+               "group and needs at least 2")
+    if "scale_rewards" in settings.explicit_flags and "scale" not in reads:
+        refuse(settings, "scale_rewards", f"has no effect with {named}, which does not read it: "
+               "leave it out")
+    lowest = min(settings.reward_weights, default=0)
+    if lowest < 0 and settings.scale_rewards == "mean" and "scale" in reads:
+        refuse(settings, "reward_weights", "gives rewards below 0, and --scale_rewards mean "
+               "(MaxRL) divides by the mean reward of a group: use --scale_rewards group or none")
+    if settings.old_logp == "sampler" and settings.router_shift:
+        refuse(settings, "old_logp", f"cannot be combined with --algorithm {settings.algorithm}: "
+               "the router shift needs the old routers' logits, which are recorded only by "
+               "--old_logp recompute")
+    if settings.old_logp == "sampler" and {"entropy", "values"} & {*reads}:
+        refuse(settings, "old_logp", f"cannot be combined with {named}: the entropies or values "
+               "that it reads come from the pass that recomputes log-probs")
+
+
+def check_batch(settings):
+    """Refuse a rollout batch that cannot be cut into mini-batches and micro-batches, and a task
+    without numbers of terms."""
     G = settings.num_generations
-    micro = settings.micro_batch_size
-    scoring = settings.scoring_batch_size
-    minibatches = settings.steps_per_generation
-    per_response = [name for name, row in ADVANTAGES.items() if row.per == "response"]
-    sampler = settings.old_logp == "sampler"
+    if settings.prompts_per_step % settings.steps_per_generation:
+        refuse(settings, "steps_per_generation", "does not divide --prompts_per_step "
+               f"{settings.prompts_per_step}: every mini-batch must have the same number of whole "
+               "groups")
+    for name in ("micro_batch_size", "scoring_batch_size"):
+        rows = getattr(settings, name)
+        if rows and rows % G and G % rows:
+            refuse(settings, name, f"must divide --num_generations {G} or be a multiple of it")
+    if settings.scoring_batch_size and settings.half:
+        refuse(settings, "scoring_batch_size", f"cannot be combined with {settings.arithmetic}, "
+               "whose rounding depends on the number of rows: scoring uses the passes of the "
+               "update, so that the first ratio is 1")
+    if settings.max_terms < settings.min_terms:
+        refuse(settings, "max_terms", f"is below --min_terms {settings.min_terms}")
+
+
+def check_policy(settings):
+    """Refuse a policy, a sampler and an optimizer that cannot be made."""
+    if settings.num_experts_per_tok > settings.num_experts:
+        refuse(settings, "num_experts_per_tok", "is more than --num_experts "
+               f"{settings.num_experts}")
     engines = ["vllm"] * hasattr(settings, "vllm_gpu_memory_utilization")    # features/vllm.py
-    bits = not settings.optim.startswith("adamw_torch")          # bitsandbytes'
-    for name, wrong, must in (
-        ("num_generations", G < 2 and "group_size" in reads,
-         f"is too few: --advantage {settings.advantage} compares the responses of a group and "
-         "needs at least 2"),
-        ("steps_per_generation", settings.prompts_per_step % minibatches,
-         f"does not divide --prompts_per_step {settings.prompts_per_step}: every mini-batch must "
-         "have the same number of whole groups"),
-        ("micro_batch_size", micro and micro % G and G % micro,
-         f"must divide --num_generations {G} or be a multiple of it"),
-        ("scoring_batch_size", scoring and scoring % G and G % scoring,
-         f"must divide --num_generations {G} or be a multiple of it"),
-        ("scoring_batch_size", scoring and settings.half,
-         f"cannot be combined with {settings.arithmetic}, whose rounding depends on the number of "
-         "rows: scoring uses the passes of the update, so that the first ratio is 1"),
-        ("tf32", settings.tf32 and find_device_type(settings) != "cuda",
-         "needs a CUDA GPU, whose tensor cores it uses"),
-        ("num_experts_per_tok", settings.num_experts_per_tok > settings.num_experts,
-         f"is more than --num_experts {settings.num_experts}"),
-        ("hidden_size", settings.hidden_size % 8,
-         "is not a multiple of 8: the tiny MoE has 4 attention heads, each of an even width"),
-        *((name, objective.epsilon is None and getattr(settings, name) is not None,
-           f"has no effect: {settings.algorithm} has no clip range")
-          for name in ("epsilon", "epsilon_high")),
-        ("max_terms", settings.max_terms < settings.min_terms,
-         f"is below --min_terms {settings.min_terms}"),
-        ("reward_weights", min(settings.reward_weights, default=0) < 0
-         and settings.scale_rewards == "mean" and "scale" in reads,
-         "gives rewards below 0, and --scale_rewards mean (MaxRL) divides by the mean reward of a "
-         "group: use --scale_rewards group or none"),
-        ("scale_rewards", "scale_rewards" in settings.explicit_flags and "scale" not in reads,
-         f"has no effect with --advantage {settings.advantage}, which does not read it: leave it "
-         "out"),
-        ("stop", "" in settings.stop, "must not be empty: give the text that ends a response"),
-        ("columns", len(settings.columns) not in (0, 2),
-         "must be two names: the prompt column and the answer column"),
-        ("advantage", per_token and not objective.per_token,
-         f"gives every token its own advantage, and {settings.algorithm} takes one per response: "
-         f"use --algorithm gspo_token or grpo, or --advantage {', '.join(per_response)}"),
-        ("old_logp", sampler and settings.router_shift,
-         f"cannot be combined with --algorithm {settings.algorithm}: the router shift needs the "
-         "old routers' logits, which are recorded only by --old_logp recompute"),
-        ("old_logp", sampler and "entropy" in reads,
-         f"cannot be combined with --advantage {settings.advantage}: the entropies that it reads "
-         "come from the pass that recomputes log-probs"),
-        ("sampler",
-         settings.sampler and settings.sampler not in engines
-         and not is_user_file(settings.sampler),
-         f"must be {' or '.join([*engines, 'FILE.py:CLASS'])}, and the file must exist"),
-        ("optim", bits and not find_spec("bitsandbytes"),
-         "needs a package that is not installed: pip install bitsandbytes"),
-        ("optim", bits and settings.shard,
-         "cannot be combined with --shard: use adamw_torch_fused"),
-        ("optim", "paged" in settings.optim and find_device_type(settings) != "cuda",
-         "needs a CUDA GPU, whose pages it moves: use adamw_8bit or adamw_torch_fused"),
-    ):
-        if wrong:
-            refuse(settings, name, must)
-    for feature in FEATURES:
-        check_hooks(feature)
-        feature.check(settings)
-    check_loss(settings)
-    check_advantage(settings)
+    if settings.sampler and not (settings.sampler in engines or is_user_file(settings.sampler)):
+        refuse(settings, "sampler", f"must be {' or '.join([*engines, 'FILE.py:CLASS'])}, and the "
+               "file must exist")
+    if settings.shard and not settings.optim.startswith("adamw_torch"):
+        refuse(settings, "optim", "cannot be combined with --shard: use adamw_torch_fused")
+    if settings.tf32 and find_device_type(settings) != "cuda":
+        refuse(settings, "tf32", "needs a CUDA GPU, whose tensor cores it uses")
+    if "paged" in settings.optim and find_device_type(settings) != "cuda":
+        refuse(settings, "optim", "needs a CUDA GPU, whose pages it moves: use adamw_8bit or "
+               "adamw_torch_fused")
 
 
 MOVED_HOOKS = {"before_updates": "after_scoring", "in_loss": "loss", "collect": "resample",
@@ -231,9 +218,9 @@ def check_advantage(settings):
                 for f in settings.features for name in f.provides}
     examples |= dict(parts=parts, part_weights=[1.0, 1.0], mask=zeros == 0, old_logp=zeros,
                      entropy=zeros)
-    if lacks := find_missing(check_row(settings.advantage), examples):
-        refuse(settings, "advantage", f"reads {', '.join(lacks)}, which is missing: no feature of "
-               "this run provides it")
+    for name in find_missing(check_row(settings.advantage), examples):
+        refuse(settings, "advantage", f"reads {name} ({INPUTS[name].meaning}), which nothing in "
+               "this run provides")
     where = f"on three groups of {G} rewards (0 and 1 in turn, all 0, all 1)"
     with explain_errors(f"--advantage {settings.advantage} fails {where}"):
         A = estimate_advantages(settings.advantage, rewards, G, settings.scale_rewards, **examples)

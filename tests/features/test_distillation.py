@@ -172,7 +172,7 @@ def test_another_tokenizer_is_refused_in_one_line(teacher, run):
 
 
 @pytest.mark.parametrize("flags, message", [
-    (ALONE, "needs a teacher"),
+    (ALONE, "log π_T of a teacher: --teacher_model_name_or_path or"),
     ("--self_distillation answer", "--self_distillation answer needs --advantage distillation"),
     ("--teacher_model_name_or_path x",
      "--teacher_model_name_or_path x needs --advantage distillation"),
@@ -182,7 +182,7 @@ def test_another_tokenizer_is_refused_in_one_line(teacher, run):
      "a run has only one teacher"),
     (ALONE + "--self_distillation answer --algorithm gspo", "use --algorithm gspo_token"),
     ("--self_distillation answer --distillation_coef 1 --algorithm gspo", "takes one per response"),
-    (ALONE + "--self_distillation answer --hint_template {answer}", "must contain {prompt}"),
+    (ALONE + "--self_distillation answer --hint_template {answer}", "must contain {answer} and"),
     ("--hint_template {answer}{prompt}", "needs --self_distillation"),
     ("--teacher_update_rate 0.5", "needs --self_distillation"),
     ("--algorithm sdpo --beta 0.1", "one moving average"),

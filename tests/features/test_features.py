@@ -222,4 +222,4 @@ def test_what_a_new_feature_may_get_wrong_is_an_error_that_names_it(run, monkeyp
 def test_a_condition_may_name_a_flag_that_is_not_there():
     from session.checks import is_met
     assert not any(is_met(SimpleNamespace(steps=1), words) for words in ("gone", "gone=1"))
-    assert flag(0.0, "help", needs="gone").metadata["needs"] == "gone"
+    assert flag(0.0, "help", needs="gone").metadata["needs"] == {"gone": ""}

@@ -17,6 +17,7 @@ from features.lora import add_adapters
 from plumbing.data.running_sum import builtin_tokenizer
 from plumbing.model.actor import Run
 from plumbing.model.policy import load_policy
+from session import checks
 from session.arguments import parse
 from plumbing.speed import fast
 from rollout import response_logp, sample
@@ -105,7 +106,7 @@ def test_a_run_resumes_exactly(dense, run):
     ("--load_in_4bit --use_peft", "needs --model_name_or_path"),
     ("--model_name_or_path m --load_in_4bit --use_peft --shard", "--shard"),
     ("--model_name_or_path m --load_in_4bit --use_peft --sampler_dtype int8",
-     "cannot be combined with --sampler_dtype int8")])
+     "cannot be combined with --sampler_dtype: it samples")])
 def test_what_does_not_go_with_it_is_refused(flags, words, refused):
     pytest.importorskip("bitsandbytes")
     pytest.importorskip("peft")
@@ -134,8 +135,8 @@ def test_bitsandbytes_prints_no_warning_of_missing_kernels():
 
 
 def test_without_bitsandbytes_the_error_names_it(monkeypatch):
-    find = four_bit.find_spec
-    monkeypatch.setattr(four_bit, "find_spec",
+    find = checks.find_spec
+    monkeypatch.setattr(checks, "find_spec",
                         lambda name: None if name == "bitsandbytes" else find(name))
     with pytest.raises(ValueError, match="pip install bitsandbytes"):
         parse("--model_name_or_path m --use_peft --load_in_4bit".split())

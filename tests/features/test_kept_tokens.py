@@ -129,7 +129,7 @@ def test_without_the_sets_every_ratio_is_off(run, monkeypatch):
 
 
 @pytest.mark.parametrize("flags, words", {
-    "--top_p 1.5": "between 0 and 1", "--top_p 0": "is not above 0",
+    "--top_p 1.5": "is not at most 1", "--top_p 0": "is not above 0",
     "--top_k -1": "is not at least 0", "--top_p 0.9 --sampler vllm": "built-in sampler"}.items())
 def test_what_cannot_be_is_refused(flags, words, refused):
     assert words in refused(flags)

@@ -111,7 +111,7 @@ def test_frozen_matrices_in_16_bits_compute_what_autocast_computes(make):
 @pytest.mark.parametrize("flags, wanted", [
     ("--use_peft --shard", "--shard"),
     ("--use_peft --beta 0.1 --sync_ref_model", "whose weights do not move"),
-    ("--use_peft --algorithm sdpo", "--teacher_update_rate 0.05"),
+    ("--use_peft --algorithm sdpo", "--teacher_update_rate: without adapters"),
     ("--lora_target_modules q_proj", "--use_peft"),
     ("--use_peft --lora_target_modules nowhere", "nowhere")])
 def test_what_cannot_be_combined_is_refused_in_a_line(flags, wanted, run):

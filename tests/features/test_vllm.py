@@ -203,7 +203,7 @@ def test_passk_uses_an_engine_in_the_format_that_it_is_given(place, vllm):
      "only the built-in sampler"),
     ("--sampler vllm --sampler_dtype int8", "is not a format of --sampler vllm"),
     ("--vllm_gpu_memory_utilization 0.5", "needs --sampler vllm"),
-    ("--vllm_gpu_memory_utilization 1.5", "not between 0 and 1"),
+    ("--vllm_gpu_memory_utilization 1.5", "is not at most 1"),
     ("--vllm_gpu_memory_utilization 0", "above 0"),
     (PASSK + "--sampler_dtype bfloat16", "--sampler_dtype bfloat16 needs --sampler vllm")])
 def test_flags_that_do_not_go_with_an_engine_are_refused(line, words, workplace, refused, request):
