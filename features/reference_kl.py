@@ -50,6 +50,9 @@ class ReferenceKL(Feature):
 
     @classmethod
     def check(cls, settings):
+        if kl_in_rewards(settings) and settings.kl_estimator != "k3":
+            refuse(settings, "kl_estimator", "has no effect: k1 is subtracted from the rewards "
+                   "(--use_kl_in_reward, or an --advantage that reads kl)")
         reads = {"rewards", "token_rewards", "turn_rewards", "kl"}
         if settings.use_kl_in_reward and not reads & {*ADVANTAGES[settings.advantage].reads}:
             refuse(settings, "use_kl_in_reward", f"has no effect: --advantage {settings.advantage} "

@@ -92,6 +92,10 @@ REFUSED = {
     "--zero_variance_filter --algorithm ppo --num_generations 1":
         "--zero_variance_filter True cannot be combined with --num_generations 1: a group of one",
     "--use_kl_in_reward": "--use_kl_in_reward True needs --beta",
+    "--beta 0.1 --use_kl_in_reward --kl_estimator k2":
+        "--kl_estimator k2 has no effect: k1 is subtracted from the rewards",
+    "--beta 0.1 --algorithm reinforce_plus_plus --kl_estimator k2":
+        "--kl_estimator k2 has no effect: k1 is subtracted … an --advantage that reads kl",
     "--beta 0.1 --advantage gdpo --use_kl_in_reward":
         "--use_kl_in_reward True has no effect: --advantage gdpo does not read the total reward",
     "--beta 0.1 --algorithm maxrl --use_kl_in_reward":
@@ -206,6 +210,7 @@ ACCEPTED = [
     f"{DATA} --verifier exact mine.py:f --algorithm maxrl --reward_weights 0 1",
     f"{MODEL} --min_terms 3 --max_terms 3",                  # a checkpoint on the built-in task
     "--eval_samples 0",
+    "--beta 0.1 --algorithm reinforce_plus_plus --use_kl_in_reward",         # it reads kl itself
     *(f"{also} --{f.name}={shlex.quote(str(f.default))}" for f in flags()
       if f.default not in (MISSING, None) for also in
       ("", MODEL, DATA, "--eval_samples 0", "--old_logp sampler")
