@@ -56,15 +56,16 @@ def random_rollout(V, prompts, group, P, T, unseen=0, device="cpu"):
     seen = torch.ones(prompts, P, dtype=torch.bool)
     seen[0, :unseen] = False
     mask = torch.ones(B, T, dtype=torch.bool)
-    tensors = (ids(prompts, P), seen, ids(B, T), mask, torch.zeros(B, T),
+    prompt_ids, seen = (x.repeat_interleave(group, 0) for x in (ids(prompts, P), seen))  # [B, P]
+    tensors = (prompt_ids, seen, ids(B, T), mask, torch.zeros(B, T),
                torch.zeros(B, dtype=torch.bool))
     return Rollout(*(x.to(device) for x in tensors), [""] * B, group)
 
 
 def run_updates(settings, policy, phase=lambda name: nullcontext()):
     """Two optimizer steps on cuda:0: the first makes AdamW's moments; the second has two
-    micro-batches, as gradients of the first are there during the second. phase(name): a context
-    for "update" and for "step"."""
+    micro-batches, as gradients of the first are there during the second. With --scoring_batch_size
+    a pass without a gradient follows. phase(name): a context for "update", "step", "scoring"."""
     G, rows = settings.num_generations, settings.mini_batch_rows
     if settings.use_peft:
         meta = policy.device.type == "meta"
@@ -73,8 +74,11 @@ def run_updates(settings, policy, phase=lambda name: nullcontext()):
     if settings.half:
         halve_matrices(policy, settings.half)
     rows = min(settings.micro_batch_size or rows, rows)
-    batch = random_rollout(100, -(-rows // G), min(G, rows), settings.max_prompt_length,
-                           settings.max_completion_length, unseen=7, device="cuda:0")
+
+    def make_batch(rows):
+        return random_rollout(100, -(-rows // G), min(G, rows), settings.max_prompt_length,
+                              settings.max_completion_length, unseen=7, device="cuda:0")
+    batch = make_batch(rows)
     actor = make_scorer(settings, policy.to("cuda:0").eval())
     trained = [p for p in actor.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=1e-6, fused=True)
@@ -88,3 +92,6 @@ def run_updates(settings, policy, phase=lambda name: nullcontext()):
                 del logp
         with phase("step"):
             optimizer.step()
+    if settings.scoring_batch_size:
+        with phase("scoring"), torch.no_grad():
+            actor(make_batch(settings.scoring_batch_size))

@@ -38,7 +38,7 @@ def simulated(flags, layers=None):
     before = gpu.now
     with gpu:
         run_updates(settings, policy, gpu.phase)
-    peak = max(gpu.peak["update"], gpu.peak["step"]) - before
+    peak = max(gpu.peak[name] for name in ("update", "step", "scoring")) - before
     gpu.reset()
     return peak
 
