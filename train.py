@@ -26,7 +26,7 @@ Where each name of gspo.py is found here, in the order of its sections:
     gsm8k                        plumbing/data/tasks.py: load_task()
 
 What a run may add (a reference policy, a critic, an entropy bonus …) is a file of features/, and
-enters at the hooks of features/feature.py. Around the loop: session/lifecycle.py.
+enters at the hooks of features/feature.py. A run from flags to summary is at the bottom.
 """
 
 import os
@@ -51,13 +51,19 @@ from transformers.utils import logging
 from advantages import estimate_advantages
 from eval import held_out
 from losses import combine_stats, policy_loss, token_weights
+from plumbing.data.tasks import prepare_task
+from plumbing.model.actor import load_trained_policy
+from plumbing.model.chat import name_ends
 from plumbing.parallel import processes
+from plumbing.parallel.devices import read_clock
 from plumbing.speed import zero_variance_groups
 from rollout import Rollout, Scores, take_fields
 from routes import Pass, router_shift
+from session import checkpoints, dry_run, folder as folders, screen
 from session.errors import errors_in_one_line
-from session.learner import forced, overflowed
-from session.lifecycle import run_training
+from session.learner import forced, make_learner, overflowed
+from session.metrics import Recorder
+from session.signals import StopSignals
 
 
 # -------------------------------------------------------------------------------- a rollout batch
@@ -199,7 +205,7 @@ def update(settings, learner, mini):
                 settings.row, new.logp, part.old_logp, part.advantages, part.rollout.mask,
                 epsilon=settings.epsilon, epsilon_high=settings.epsilon_high, weights=part.weights,
                 factors=part.factors, router_shift=shift)
-            terms = loss_terms(learner.features, part, new, mini)
+            terms = learner.features.loss_terms(part, new, mini)
             loss = loss + sum(terms.values())
             # inside the block: checkpointed layers choose their experts again in backward
             learner.scaler.scale(loss * learner.world).backward()
@@ -210,19 +216,6 @@ def update(settings, learner, mini):
     for before_step in learner.features.hooks["before_step"]:
         before_step(learner, mini)
     return optimizer_step(learner, stats, settings.max_grad_norm)
-
-
-def loss_terms(features, part, new, mini):
-    """{NAME_loss: term} of all features. Raises ValueError for a name that does not end in _loss,
-    by which the terms of micro-batches are added up, or that two terms have."""
-    terms = {}
-    for loss in features.hooks["loss"]:
-        for name, term in loss(part, new, mini).items():
-            if not name.endswith("_loss") or name in terms:
-                raise ValueError(f"loss term {name!r} of a feature must have a name of its own "
-                                 "that ends in _loss")
-            terms[name] = term
-    return terms
 
 
 def optimizer_step(learner, stats, max_grad_norm):
@@ -245,13 +238,6 @@ def optimizer_step(learner, stats, max_grad_norm):
     return stats
 
 
-def read_clock(device):
-    """The time in seconds, as soon as a GPU has finished its work."""
-    if device.type != "cpu":
-        getattr(torch, device.type).synchronize()
-    return time.perf_counter()
-
-
 def generator_for(seed, step, attempt=0):
     """Random numbers of a rollout batch, whatever happened before: a resumed run draws the same."""
     return torch.Generator().manual_seed((seed * 1_000_003 + step) * 16 + attempt)
@@ -262,9 +248,48 @@ def generator_for(seed, step, attempt=0):
 def run_script(settings, task=None):
     """Everything between the command line and the summary. task: a Task in place of the one that
     the flags name, for example Task(name, train, test, verify)."""
-    device = processes.start(settings)
-    run_training(settings, task, device, train, held_out)
+    run_training(settings, task, processes.start(settings))
     processes.stop()        # only here, where the policy that was trained is no longer in memory
+
+
+def run_training(settings, task, device):
+    """Run folder, policy, learner, the loop, and what is printed before and after it."""
+    began = time.perf_counter()
+    task = prepare_task(settings, task)
+    with StopSignals() as signals, folders.run_folder(settings) as folder:
+        saved = None                     # the checkpoint that a run goes on from
+        if settings.resume:
+            saved = processes.on_first(lambda: checkpoints.find_newest(folder))
+        screen.print_once(screen.plan(settings, folder, task, device))
+        policy, tokenizer = load_trained_policy(settings, task, device, saved)
+        screen.print_once(name_ends(policy, tokenizer))
+        screen.print_once(task.filter_prompts(tokenizer))
+        checkpoints.seed_all(settings.seed)      # the same critic if the warm-up is cached
+        learner = make_learner(settings, task, policy, tokenizer, device)
+        if settings.dry_run:
+            estimate = dry_run.Estimate(settings, learner, task, began)
+            estimate.evaluated(held_out(estimate.evaluation, learner, task))
+            train(estimate.training, learner, task, estimate, estimate)
+            return estimate.print()
+        progress = checkpoints.Progress()
+        if not saved:
+            progress.before = held_out(settings, learner, task)
+        # saves the last complete batch if an error ends the next
+        with checkpoints.Saver(folder, learner, progress, task, signals) as saver:
+            if saved:
+                screen.print_once(saver.restore(saved))
+            screen.print_once(processes.on_first(
+                lambda: folders.begin_run(settings, folder, task, saver.step)))
+            if not saved:
+                screen.print_once(screen.before(progress, time.perf_counter() - began))
+            recorder = Recorder(folder, task, learner, progress, saver.step)
+            train(settings, learner, task, recorder, saver)
+        if saver.step < settings.steps or saver.stop():
+            screen.print_once(screen.stopped(settings, folder, saver.step))
+            raise SystemExit(130)
+        after = held_out(settings, learner, task)
+        recorder.held_out(saver.step, after)
+        screen.report(settings, folder, task, progress, after, time.perf_counter() - began)
 
 
 def main(argv=None):

@@ -131,6 +131,18 @@ class Features:
         self.needs_new_entropy = any(has_hook(f, "loss") for f in entropy)
         self.needs_routes = any(f.needs_routes for f in self.all)
 
+    def loss_terms(self, part, new, mini):
+        """{NAME_loss: term} of all features. Raises ValueError for a name that does not end in
+        _loss, by which the terms of micro-batches are added up, or that two terms have."""
+        terms = {}
+        for loss in self.hooks["loss"]:
+            for name, term in loss(part, new, mini).items():
+                if not name.endswith("_loss") or name in terms:
+                    raise ValueError(f"loss term {name!r} of a feature must have a name of its own "
+                                     "that ends in _loss")
+                terms[name] = term
+        return terms
+
     def state_dict(self):
         """{feature: its state}, of those that have one."""
         states = {type(f).__name__: f.state_dict() for f in self.all if has_hook(f, "state_dict")}

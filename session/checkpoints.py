@@ -14,7 +14,7 @@ import random
 import re
 import shutil
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from zipfile import is_zipfile
 
 import numpy
@@ -86,6 +86,19 @@ def name_file_in_errors(path):
 
 # ---------------------------------------------------------------------------------- checkpoints
 
+@dataclass
+class Progress:
+    """How far a run has come, besides its weights: metrics.py counts, screen.py prints it."""
+
+    before: dict | None = None       # what eval.held_out returned before training
+    best_score: tuple = ()           # (pass@1, reward, -step) of the best evaluation so far
+    best_pass_rate: float = 0.0      # of a rollout batch
+    collapsed: str = ""              # how the run has collapsed
+    bad: int = 0                     # updates in a row that were not finite
+    equal: int = 0                   # batches in a row with equal rewards
+    verifier_errors: int = 0         # of the reward functions
+
+
 class Saver:
     """Checkpoints of a run. As a context manager it also saves when an error ends the block.
 
@@ -129,7 +142,7 @@ class Saver:
         the batch after it."""
         learner = self.learner
         self.snapshot = {"step": step, "stream": learner.stream.state_dict(),
-                         "random": get_rng_state(), "progress": dict(self.progress),
+                         "random": get_rng_state(), "progress": dict(vars(self.progress)),
                          "schedule": learner.schedule.state_dict(), **self.digests,
                          "scaler": learner.scaler.state_dict(),
                          "features": learner.features.state_dict() if learner.features.all else {}}
@@ -170,15 +183,16 @@ class Saver:
             learner.scaler.load_state_dict(state["scaler"])
         learner.features.load_state_dict(state.get("features", {}))
         self.step = state["step"]
-        self.progress.update(state["progress"])
+        vars(self.progress).update(state["progress"])
         apply_optimizer_flags(learner)
         set_rng_state(state["random"])
         notes = []
         if "answers" in changed:
             notes.append(f"note: answers, or other columns, of the training rows are not those of "
                          f"{folder}: rewards follow the new ones")
-        if "test" in changed and self.progress["before"]:
-            self.progress.update(before=None, best_score=())
+        if "test" in changed and self.progress.before:
+            self.progress.before = None
+            self.progress.best_score = ()
             notes.append(f"note: the test rows are not those of {folder}: earlier scores are left "
                          "out of the summary")
         self.take_snapshot(self.step)

@@ -18,37 +18,47 @@ from session.metrics import NEVER_RIGHT, rollout_metrics
 EVALUATED = 64      # held-out prompts, at most
 
 
-def print_estimate(settings, learner, task, train, held_out, began):
-    """Print prompt, response, memory and time of the run. train, held_out: those of train.py and
-    eval.py; began: when the script began, by time.perf_counter."""
-    loaded = time.perf_counter()
-    evaluated_by_run = min(settings.eval_prompts, len(task.test))
-    few = replace(settings, eval_prompts=min(evaluated_by_run, EVALUATED))
-    scores = held_out(few, learner, task)
-    evaluated = time.perf_counter()
-    first = FirstBatch()
-    train(replace(settings, steps=1, eval_steps=0), learner, task, first, first)
-    trained = time.perf_counter()
-    screen.print_once(transcript(first.batch, task, settings))
-    if scores:
-        screen.print_once(f"{few.eval_prompts} held-out prompts before training: "
-                          f"{screen.format_scores(scores)}")
-    screen.print_once(peak_memory(learner, task, first.batch.rollout))
-    screen.print_once(duration(settings, loaded - began, trained - evaluated,
-                               (evaluated - loaded) * evaluated_by_run / few.eval_prompts))
-    screen.print_once("dry run: no folder is left; leave out --dry_run to train")
-
-
-class FirstBatch:
-    """Takes the place of Recorder and Saver: keeps the batch, writes nothing."""
+class Estimate:
+    """What a dry run measures: train.py evaluates with the settings `evaluation`, then trains with
+    the settings `training`, where this object takes the place of Recorder and Saver: it keeps the
+    batch and writes nothing."""
 
     step = 0
+
+    def __init__(self, settings, learner, task, began):
+        """began: when the script began, by time.perf_counter."""
+        self.settings = settings
+        self.learner = learner
+        self.task = task
+        self.prompts = min(settings.eval_prompts, len(task.test))    # of an evaluation of the run
+        self.evaluation = replace(settings, eval_prompts=min(self.prompts, EVALUATED))
+        self.training = replace(settings, steps=1, eval_steps=0)
+        self.times = [began, time.perf_counter()]
+
+    def evaluated(self, scores):
+        """scores: what eval.held_out returned."""
+        self.scores = scores
+        self.times.append(time.perf_counter())
 
     def log(self, batch, *_):
         self.batch = batch
 
     def step_done(self, step):
+        self.times.append(time.perf_counter())
         return False
+
+    def print(self):
+        """Print prompt, response, memory and time of the run."""
+        screen.print_once(transcript(self.batch, self.task, self.settings))
+        prompts = self.evaluation.eval_prompts
+        if self.scores:
+            screen.print_once(f"{prompts} held-out prompts before training: "
+                              f"{screen.format_scores(self.scores)}")
+        screen.print_once(peak_memory(self.learner, self.task, self.batch.rollout))
+        start, evaluation, batch = (b - a for a, b in zip(self.times, self.times[1:]))
+        screen.print_once(duration(self.settings, start, batch,
+                                   evaluation * self.prompts / prompts))
+        screen.print_once("dry run: no folder is left; leave out --dry_run to train")
 
 
 def transcript(batch, task, settings):

@@ -149,7 +149,7 @@ class Recorder:
     responses in samples.jsonl, and the tokens of one group in tokens.jsonl for `eval.py view`."""
 
     def __init__(self, folder, task, learner, progress, start):
-        """progress: the run's counters, which this object updates; start: number of the last batch
+        """progress: the run's Progress, which this object updates; start: number of the last batch
         before this run."""
         self.folder = folder
         self.task = task
@@ -164,7 +164,7 @@ class Recorder:
         if self.settings.cuda_graphs:
             guard.resume(folder / "metrics.jsonl")
         if start == 0:
-            self.held_out(0, progress["before"])
+            self.held_out(0, progress.before)
 
     def report(self, record):
         """Give a record to the features that change it, or send it elsewhere."""
@@ -185,7 +185,7 @@ class Recorder:
             return {}
         sampled = answers["sampled"]
         score = (sampled["pass_at_1"][0], sampled["reward"][0], -step)
-        self.progress["best_score"] = max(self.progress["best_score"], score)
+        self.progress.best_score = max(self.progress.best_score, score)
         return {"pass_at_1": sampled["pass_at_1"], "held_out_reward": sampled["reward"],
                 "held_out_parts": sampled["reward_parts"]}
 
@@ -193,7 +193,7 @@ class Recorder:
         """Stop the run after MAX_BAD_STEPS updates in a row that were not finite."""
         for stats in updates:
             skipped = stats["skipped"] and not stats["overflow"]
-            bad = self.progress["bad"] = self.progress["bad"] + 1 if skipped else 0
+            bad = self.progress.bad = self.progress.bad + 1 if skipped else 0
             if bad >= MAX_BAD_STEPS:
                 raise SystemExit(
                     f"train.py: {bad} updates in a row had a loss or gradient that is not finite; "
@@ -213,17 +213,17 @@ class Recorder:
             guard.watch(record["mismatch_kl"], record["cuda_graphs"])
         if self.clips_s:
             record |= self.clip_range_metrics(record["log_w_var"], record["log_s_var"])
-        progress["best_pass_rate"] = max(progress["best_pass_rate"], record["pass_rate"])
-        progress["collapsed"] = describe_collapse(record, progress["best_pass_rate"])
-        progress["equal"] = 0 if batch.advantages.any() else progress["equal"] + 1
+        progress.best_pass_rate = max(progress.best_pass_rate, record["pass_rate"])
+        progress.collapsed = describe_collapse(record, progress.best_pass_rate)
+        progress.equal = 0 if batch.advantages.any() else progress.equal + 1
         errors = sum(f.errors.total() for f in self.task.reward_functions)   # in this process
-        progress["verifier_errors"] += sum(self.learner.gather([errors - self.errors]))
+        progress.verifier_errors += sum(self.learner.gather([errors - self.errors]))
         self.errors = errors
         tokens = int(batch.rollout.mask.sum())
         phases = ("seconds_rollout", "seconds_logp", "seconds_update")
         record |= {
             "lr": self.learner.optimizer.param_groups[0]["lr"],
-            "verifier_errors": progress["verifier_errors"],
+            "verifier_errors": progress.verifier_errors,
             **{name: end - start for name, start, end in zip(phases, times, times[1:])},
             "tokens_per_second": tokens / (times[-1] - times[0]),
             "rollout_tokens_per_second": tokens / (times[1] - times[0]),
@@ -250,8 +250,8 @@ class Recorder:
             group = group_record(mini, new, self.learner, self.task)
             checkpoints.append(self.folder / "tokens.jsonl", group)
         left = (time.perf_counter() - self.began) / (step - self.start) * (settings.steps - step)
-        print(format_line(record, settings.steps, left, self.progress["collapsed"]), flush=True)
-        if self.progress["equal"] == MAX_EQUAL_BATCHES:
+        print(format_line(record, settings.steps, left, self.progress.collapsed), flush=True)
+        if self.progress.equal == MAX_EQUAL_BATCHES:
             print(explain_equal_rewards(firsts[0], record), flush=True)
 
     def clip_range_metrics(self, log_w_var, log_s_var):

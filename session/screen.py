@@ -124,6 +124,21 @@ def summarize(when, answers):
             f"reward_parts_{when}": sampled["reward_parts"]}
 
 
+def before(progress, seconds):
+    """The line of the evaluation before training, "" if there was none."""
+    if not progress.before:
+        return ""
+    return f"before: {format_scores(progress.before)}   ({seconds:.0f} s)\n"
+
+
+def stopped(settings, folder, step):
+    """The line of a run that a signal stopped after batch `step`, with the command that goes on."""
+    resume = {"output_dir": str(folder), "resume": True}
+    resume |= find_code(settings.explicit_flags)             # which must be typed again
+    return (f"stopped after batch {step} and saved; python train.py {format_flags(resume)} "
+            "continues")
+
+
 def report(settings, folder, task, progress, after, seconds):
     """Print a transcript, the scores before and after training, where things are, and the next
     command or, if the run collapsed, what to try: at most nine lines. Write summary.json."""
@@ -131,7 +146,7 @@ def report(settings, folder, task, progress, after, seconds):
         return
     summary = {"seconds": seconds, "steps": settings.steps}
     if after:
-        both = {"before": progress["before"], "after": after}
+        both = {"before": progress.before, "after": after}
         if both["before"]:               # not where --eval_samples came with --resume
             summary["example"] = find_example(task, both)
             print("\n".join(format_example(summary["example"])))
@@ -140,7 +155,7 @@ def report(settings, folder, task, progress, after, seconds):
                 summary |= summarize(when, answers)
                 print(f"{when + ':':7} {format_scores(answers)}")
         if settings.eval_steps:
-            pass_at_1, reward, step = progress["best_score"]
+            pass_at_1, reward, step = progress.best_score
             summary["best"] = {"step": -step, "pass_at_1": pass_at_1, "reward": reward}
             print(f"best:   batch {-step} of {settings.steps}, held-out pass@1 "
                   f"{pass_at_1:.3f}, mean reward {reward:.3f}")
@@ -149,8 +164,8 @@ def report(settings, folder, task, progress, after, seconds):
     tokens = f", python eval.py view {run}" if (folder / "tokens.jsonl").exists() else ""
     print(f"{seconds:.0f} s; metrics, samples and the checkpoint are in {folder}/\n"
           f"pictures: python eval.py dashboard {run}{tokens}")
-    if progress["collapsed"]:
-        print(f"the run collapsed ({progress['collapsed']}): try a lower --learning_rate than "
+    if progress.collapsed:
+        print(f"the run collapsed ({progress.collapsed}): try a lower --learning_rate than "
               f"{settings.learning_rate:g}")
     else:
         print(format_next_command(settings, folder, task))

@@ -16,11 +16,12 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import moe
+import train
 from features.sampler_format import find_sampler_format
 from moe import TinyMoE
 from plumbing.data.running_sum import builtin_tokenizer
 from plumbing.parallel import devices, processes
-from session import learner, lifecycle
+from session import learner
 from session.arguments import parse
 from tiny_run import SUMS, TINY, TRAIN, jsonl, metrics, python
 
@@ -229,8 +230,8 @@ def test_nothing_that_mps_lacks_is_on_its_path(flags, run, machine, monkeypatch)
     """Checks of the device's type say mps, though tensors are the CPU's."""
     machine("mps bfloat16")
     monkeypatch.setattr(moe, "has_grouped_product", lambda device: False)
-    made = lifecycle.make_learner
-    monkeypatch.setattr(lifecycle, "make_learner",
+    made = train.make_learner
+    monkeypatch.setattr(train, "make_learner",
                         lambda *inputs: replace(made(*inputs), widest=torch.float32))
     monkeypatch.setattr(processes, "start",
                         lambda args: [devices.find_device_type(args), torch.device("cpu")][1])

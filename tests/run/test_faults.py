@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import train
-from session import checkpoints, lifecycle
+from session import checkpoints
 from session.metrics import describe_collapse
 from tiny_run import metrics, read_json, write
 
@@ -42,7 +42,7 @@ def test_update_that_is_not_finite_is_skipped_and_counted_and_moves_no_schedule(
     def seen(learner):
         weights.append(torch.cat([p.detach().flatten() for p in learner.policy.parameters()]))
         rates.append(learner.optimizer.param_groups[0]["lr"])
-    then(lifecycle, "make_learner", lambda learner, *_: seen(learner))
+    then(train, "make_learner", lambda learner, *_: seen(learner))
     then(train, "update", lambda stats, args, learner, mini: seen(learner))
     spoil(then, {1}, how)
     with warnings.catch_warnings():

@@ -23,7 +23,7 @@ import eval as evaluation
 import session.learner
 import train
 from moe import TinyMoE
-from session import checkpoints, folder, lifecycle, signals
+from session import checkpoints, folder, signals
 from tiny_run import differences, flags, metrics, read_json, slow, state, write
 
 
@@ -316,7 +316,7 @@ def test_a_signal_acts_in_an_evaluation_and_in_the_last_batch(phase, number, run
 
 
 def test_ctrl_c_before_the_first_batch(run, first, capfd):
-    first(lifecycle.tasks, "prepare_task", raising(KeyboardInterrupt()))
+    first(train, "prepare_task", raising(KeyboardInterrupt()))
     with pytest.raises(SystemExit) as stop:
         run()
     assert stop.value.code == 130
@@ -539,7 +539,7 @@ def test_a_file_system_without_rename_is_refused_before_the_warm_up(name, existe
                                                                     monkeypatch):
     if existed:
         Path("run").mkdir()
-    first(lifecycle, "load_trained_policy", raising(AssertionError("too late")))
+    first(train, "load_trained_policy", raising(AssertionError("too late")))
     monkeypatch.setattr(os, name, raising(LACKING[-1]))
     said = run.refused("--output_dir run")
     assert "--output_dir run: " in said and LACKING[-1].strerror in said
