@@ -56,7 +56,6 @@ from plumbing.model.actor import load_trained_policy
 from plumbing.model.chat import name_ends
 from plumbing.parallel import processes
 from plumbing.parallel.devices import read_clock
-from plumbing.speed import zero_variance_groups
 from rollout import Rollout, Scores, take_fields
 from routes import Pass, router_shift
 from session import checkpoints, dry_run, folder as folders, screen
@@ -189,33 +188,38 @@ def mini_batches(settings, task, batch):
 
 
 def update(settings, learner, mini):
-    """One optimizer step on a mini-batch: ratio, clip, loss, gradient. Returns its statistics."""
-    live, rest = (mini, None) if settings.plain else zero_variance_groups.split(learner, mini)
+    """One optimizer step on a mini-batch. Returns its statistics."""
     learner.optimizer.zero_grad()
-    shifts = settings.row.ratio == "log-shifted"     # RSPO, which compares routers
-    done = []                                        # the statistics of each micro-batch
-    for rows in learner.micro_batches(live.rollout):
-        part = live.take(rows)
-        with forced(learner.actor.policy, part.rollout):
-            new = learner.response_logp(part.rollout, temperature=settings.temperature,
-                                        **learner.update_options)
-            shift = router_shift(part.routes.logits, new.routes.logits, part.routes.indices,
-                                 part.rollout.mask) if shifts else None             # [b, T]
-            loss, stats = policy_loss(
-                settings.row, new.logp, part.old_logp, part.advantages, part.rollout.mask,
-                epsilon=settings.epsilon, epsilon_high=settings.epsilon_high, weights=part.weights,
-                factors=part.factors, router_shift=shift)
-            terms = learner.features.loss_terms(part, new, mini)
-            loss = loss + sum(terms.values())
-            # inside the block: checkpointed layers choose their experts again in backward
-            learner.scaler.scale(loss * learner.world).backward()
-        terms = {name: term.detach() for name, term in terms.items()}
-        done.append(stats | terms | {"loss": loss.detach()})
-    stats = combine_stats(learner.gather(done))
-    stats = stats if rest is None else zero_variance_groups.with_rest(stats, rest)
+    stats = [add_gradient(settings, learner, mini.take(rows), mini)
+             for rows in learner.micro_batches(learner.rows_to_update(mini))]
+    stats = combine_stats(learner.gather(stats))
+    share = stats["tokens"] / mini.rollout.mask.sum().clamp(min=1)       # that was not left out
+    stats |= {name: stats[name] * share for name in ("clip_low", "clip_high")}
     for before_step in learner.features.hooks["before_step"]:
         before_step(learner, mini)
     return optimizer_step(learner, stats, settings.max_grad_norm)
+
+
+def add_gradient(settings, learner, micro, mini):
+    """Ratio, clip and loss of a micro-batch; their gradient is added to that of the others of its
+    mini-batch. Returns its statistics."""
+    rollout = micro.rollout
+    with forced(learner.policy, rollout):
+        scores = learner.response_logp(rollout, temperature=settings.temperature,
+                                       **learner.update_options)
+        shift = None
+        if settings.router_shift:                            # RSPO, which compares routers
+            shift = router_shift(micro.routes.logits, scores.routes.logits, micro.routes.indices,
+                                 rollout.mask)                                      # [b, T]
+        loss, stats = policy_loss(
+            settings.row, scores.logp, micro.old_logp, micro.advantages, rollout.mask,
+            epsilon=settings.epsilon, epsilon_high=settings.epsilon_high, weights=micro.weights,
+            factors=micro.factors, router_shift=shift)
+        terms = learner.features.loss_terms(micro, scores, mini)
+        loss = loss + sum(terms.values())
+        # inside the block: checkpointed layers choose their experts again in backward
+        learner.scaler.scale(loss * learner.world).backward()
+    return stats | {name: x.detach() for name, x in {**terms, "loss": loss}.items()}
 
 
 def optimizer_step(learner, stats, max_grad_norm):

@@ -24,11 +24,12 @@ from features.token_credit import TokenCredit
 from features.trackers import Trackers
 from features.turns import Turns
 from features.vllm import VLLM
-from features.zero_variance import ZeroVariance
+from features.zero_variance_filter import ZeroVarianceFilter
 
 # The order is also that of their loss terms, which are added up from left to right, and of what
 # they wrap around the sampler, from the inside: RoutingReplay and VLLM replace it, Turns play with
 # whatever samples, SamplerFormat replaces the weights that are sampled.
 FEATURES = (Bounds, RoutingReplay, FourBit, LoRA, KeptTokens, VLLM, Turns, SamplerFormat,
-            DynamicSampling, SRPO, TokenCredit, Distillation, ZeroVariance, Lengths, ReferenceKL,
+            DynamicSampling, SRPO, TokenCredit, Distillation, ZeroVarianceFilter,
+            Lengths, ReferenceKL,
             Mismatch, Entropy, Critic, LoadBalancing, Minibatches, Trackers)

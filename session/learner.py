@@ -15,7 +15,7 @@ from plumbing.data.stream import PromptStream
 from plumbing.engines.samplers import SharedSampler, make_sampler
 from plumbing.model.actor import Run, make_scorer
 from plumbing.parallel import processes
-from plumbing.speed import zero_variance_groups
+from plumbing.speed import skipped_groups
 from plumbing.speed.rollouts import join_scores
 from routes import replay_routes
 from session.arguments import BITSANDBYTES
@@ -57,10 +57,9 @@ class Learner:
         other = scorer or self.actor
         record = self.settings.old_logp == "recompute" and other.routed      # the routers' choices
         chunks = []
-        size = self.settings.scoring_batch_size
-        if not (size or as_in_update):
-            size = len(rollout.mask)
-        for rows in self.micro_batches(rollout, size):
+        B = len(rollout.mask)
+        size = self.settings.scoring_batch_size or (None if as_in_update else B)
+        for rows in self.micro_batches(torch.arange(B), size):
             part = rollout.take(rows)
             with forced(other.policy, part):
                 scores = (scorer or self.response_logp)(
@@ -70,13 +69,17 @@ class Learner:
         chunks = self.gather(chunks)
         return chunks[0] if len(chunks) == 1 else join_scores(chunks)
 
-    def micro_batches(self, rollout, size=None):
-        """The rows [n] of each forward pass in this process's share of a rollout. size: rows per
-        pass; None: as in an update."""
-        size = size or self.rows_per_pass()
-        B = len(rollout.mask)
-        share = processes.share(B) if self.world > 1 else slice(0, B)
-        return torch.arange(share.start, share.stop).split(size)
+    def rows_to_update(self, mini):
+        """The responses [n] of a mini-batch that an update needs."""
+        if not self.skip_zero_variance:
+            return torch.arange(len(mini.problems))
+        return skipped_groups.find_live_rows(mini, self.settings.half and self.rows_per_pass())
+
+    def micro_batches(self, rows, size=None):
+        """This process's share of the responses `rows` [n], in chunks for one forward pass each.
+        size: rows per pass; None: as in an update."""
+        share = processes.share(len(rows)) if self.world > 1 else slice(None)
+        return rows[share].split(size or self.rows_per_pass())
 
     def rows_per_pass(self):
         """Rows of a forward pass of an update: whole groups, or a part of one. In 16 bits a row may
@@ -124,7 +127,7 @@ def make_learner(settings, task, policy, tokenizer, device):
         needs_old_entropy=features.needs_old_entropy or "entropy" in reads,
         update_options={"entropy": features.needs_new_entropy,
                         "record": features.needs_routes or settings.router_shift},
-        skip_zero_variance=zero_variance_groups.can_be_skipped(settings, features, world),
+        skip_zero_variance=skipped_groups.can_be_skipped(settings, features, world),
         widest=torch.float32 if device.type == "mps" else torch.float64,    # MPS has no float64
         scaler=torch.amp.GradScaler(device.type, enabled=settings.fp16))
 

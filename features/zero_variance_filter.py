@@ -21,7 +21,7 @@ class Flags:
         without={"num_generations=1": "a group of one response has nothing to compare"})
 
 
-class ZeroVariance(Feature):
+class ZeroVarianceFilter(Feature):
     flags = Flags
 
     @classmethod
