@@ -41,7 +41,6 @@ if __name__ == "__main__":
     sys.stdout.reconfigure(errors="replace")     # for consoles without Greek letters
     check_flags_first(sys.argv[1:])     # --help and refusals do not wait for the imports below
 
-import math
 import time
 from dataclasses import dataclass, field
 
@@ -50,17 +49,16 @@ from transformers.utils import logging
 
 from advantages import estimate_advantages
 from eval import held_out
-from losses import combine_stats, policy_loss, token_weights
+from losses import policy_loss, token_weights
 from plumbing.data.tasks import prepare_task
 from plumbing.model.actor import load_trained_policy
 from plumbing.model.chat import name_ends
 from plumbing.parallel import processes
-from plumbing.parallel.devices import read_clock
 from rollout import Rollout, Scores, take_fields
 from routes import Pass, router_shift
 from session import checkpoints, dry_run, folder as folders, screen
 from session.errors import errors_in_one_line
-from session.learner import forced, make_learner, overflowed
+from session.learner import forced, make_learner
 from session.metrics import Recorder
 from session.signals import StopSignals
 
@@ -188,58 +186,42 @@ def mini_batches(settings, task, batch):
 
 
 def update(settings, learner, mini):
-    """One optimizer step on a mini-batch. Returns its statistics."""
+    """One optimizer step on a mini-batch. Returns its statistics as numbers."""
     learner.optimizer.zero_grad()
     stats = [add_gradient(settings, learner, mini.take(rows), mini)
-             for rows in learner.micro_batches(learner.rows_to_update(mini))]
-    stats = combine_stats(learner.gather(stats))
-    share = stats["tokens"] / mini.rollout.mask.sum().clamp(min=1)       # that was not left out
-    stats |= {name: stats[name] * share for name in ("clip_low", "clip_high")}
-    for before_step in learner.features.hooks["before_step"]:
-        before_step(learner, mini)
-    return optimizer_step(learner, stats, settings.max_grad_norm)
+             for rows in learner.micro_batches(mini)]
+    return learner.step(mini, stats)
 
 
 def add_gradient(settings, learner, micro, mini):
     """Ratio, clip and loss of a micro-batch; their gradient is added to that of the others of its
     mini-batch. Returns its statistics."""
     rollout = micro.rollout
-    with forced(learner.policy, rollout):
+    with forced(learner.actor.policy, rollout):
         scores = learner.response_logp(rollout, temperature=settings.temperature,
                                        **learner.update_options)
         shift = None
-        if settings.router_shift:                            # RSPO, which compares routers
+        if settings.row.ratio == "log-shifted":              # RSPO, which compares routers
             shift = router_shift(micro.routes.logits, scores.routes.logits, micro.routes.indices,
                                  rollout.mask)                                      # [b, T]
         loss, stats = policy_loss(
             settings.row, scores.logp, micro.old_logp, micro.advantages, rollout.mask,
             epsilon=settings.epsilon, epsilon_high=settings.epsilon_high, weights=micro.weights,
             factors=micro.factors, router_shift=shift)
-        terms = learner.features.loss_terms(micro, scores, mini)
+        terms = {}
+        for loss_terms in learner.features.hooks["loss"]:
+            terms |= loss_terms(micro, scores, mini)
         loss = loss + sum(terms.values())
         # inside the block: checkpointed layers choose their experts again in backward
         learner.scaler.scale(loss * learner.world).backward()
     return stats | {name: x.detach() for name, x in {**terms, "loss": loss}.items()}
 
 
-def optimizer_step(learner, stats, max_grad_norm):
-    """Clip the gradient's norm and change the weights, unless loss or gradient are not finite.
-    Returns the statistics of the mini-batch as numbers."""
-    scaler = learner.scaler
-    scaler.unscale_(learner.optimizer)
-    trained = [p for group in learner.optimizer.param_groups for p in group["params"]]
-    norm = torch.nn.utils.clip_grad_norm_(trained, max_grad_norm or math.inf)
-    stats["grad_norm"] = norm.full_tensor() if hasattr(norm, "full_tensor") else norm   # of shards
-    values = torch.stack([x.to(norm.device, learner.widest) for x in stats.values()])
-    stats = dict(zip(stats, values.tolist()))    # the only synchronization with the GPU
-    stats["skipped"] = not math.isfinite(stats["grad_norm"] + stats["loss"])
-    stats["overflow"] = stats["skipped"] and overflowed(scaler, stats)
-    stats["empty"] = stats["tokens"] == 0
-    if not stats["skipped"] and not stats["empty"]:
-        learner.optimizer.step()
-        learner.schedule.step()
-    scaler.update()
-    return stats
+def read_clock(device):
+    """The time in seconds, as soon as a GPU has finished its work."""
+    if device.type != "cpu":
+        getattr(torch, device.type).synchronize()
+    return time.perf_counter()
 
 
 def generator_for(seed, step, attempt=0):

@@ -4,7 +4,6 @@ To remove one, delete its file, its import and its name in FEATURES. To add one,
 Beside them stands what two of them share (moving.py).
 """
 
-from features.bounds import Bounds
 from features.critic import Critic
 from features.distillation import Distillation
 from features.dynamic_sampling import DynamicSampling
@@ -29,7 +28,6 @@ from features.zero_variance_filter import ZeroVarianceFilter
 # The order is also that of their loss terms, which are added up from left to right, and of what
 # they wrap around the sampler, from the inside: RoutingReplay and VLLM replace it, Turns play with
 # whatever samples, SamplerFormat replaces the weights that are sampled.
-FEATURES = (Bounds, RoutingReplay, FourBit, LoRA, KeptTokens, VLLM, Turns, SamplerFormat,
-            DynamicSampling, SRPO, TokenCredit, Distillation, ZeroVarianceFilter,
-            Lengths, ReferenceKL,
-            Mismatch, Entropy, Critic, LoadBalancing, Minibatches, Trackers)
+FEATURES = (RoutingReplay, FourBit, LoRA, KeptTokens, VLLM, Turns, SamplerFormat, DynamicSampling,
+            SRPO, TokenCredit, Distillation, ZeroVarianceFilter, Lengths, ReferenceKL, Mismatch,
+            Entropy, Critic, LoadBalancing, Minibatches, Trackers)

@@ -51,27 +51,22 @@ class Critic(Feature):
         self.task = run.task
         run.actor.critic = ValueHead(policy.config.hidden_size).to(policy.device)
         self.lam = run.settings.lam
-        self.head_start = run.settings.critic_warmup
+        self.warmup = run.frozen_batches = run.settings.critic_warmup
 
     def after_scoring(self, learner, batch, old):
         batch.extras["values"] = old.values                                         # [B, T]
         batch.extras["lam"] = self.lam
-        steps = self.head_start * learner.settings.updates_per_batch
-        while batch.step > self.head_start and learner.schedule.last_epoch < steps:
+        steps = self.warmup * learner.settings.updates_per_batch
+        while batch.step > self.warmup and learner.schedule.last_epoch < steps:
             learner.schedule.step()                          # of updates that were skipped
 
-    def loss(self, part, new, mini):
-        mask = part.rollout.mask                                                    # [B, T]
-        values = part.extras["values"]                                              # [B, T]
+    def loss(self, micro, scores, mini):
+        mask = micro.rollout.mask                                                   # [B, T]
+        values = micro.extras["values"]                                             # [B, T]
         per_token = mask / mini.rollout.mask.sum().clamp(min=1)                     # [B, T]
-        given = {x: part.extras.get(x) for x in ("kl", "beta", "turn_rewards")}
-        rewards = place_rewards(part.rewards, mask, parts=part.parts,
-                                part_weights=self.task.weights(part.parts), **given)    # [B, T]
+        given = {x: micro.extras.get(x) for x in ("kl", "beta", "turn_rewards")}
+        rewards = place_rewards(micro.rewards, mask, parts=micro.parts,
+                                part_weights=self.task.weights(micro.parts), **given)    # [B, T]
         _, returns = gae(rewards, values, mask, lam=self.lam)                       # [B, T]
-        loss = value_loss(new.values, values, returns, mask, per_token)
+        loss = value_loss(scores.values, values, returns, mask, per_token)
         return {"value_loss": COEF * loss}
-
-    def before_step(self, learner, mini):
-        if mini.step <= self.head_start:
-            for p in learner.policy.parameters():
-                p.grad = None                                # AdamW skips it: no decay, no moments

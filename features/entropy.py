@@ -22,7 +22,6 @@ class Flags:
 
 class Entropy(Feature):
     flags = Flags
-    needs_entropy = True
 
     @classmethod
     def on(cls, settings):
@@ -31,6 +30,8 @@ class Entropy(Feature):
     def __init__(self, run):
         self.coef = run.settings.entropy_coef
         self.quantile = run.settings.entropy_quantile
+        run.needs_old_entropy |= self.quantile > 0
+        run.needs_new_entropy |= self.coef > 0
         if not self.quantile:
             self.after_scoring = None
         if not self.coef:
@@ -39,6 +40,6 @@ class Entropy(Feature):
     def after_scoring(self, learner, batch, old):
         batch.scale_surrogate(high_entropy_mask(old.entropy, batch.rollout.mask, self.quantile))
 
-    def loss(self, part, new, mini):
-        per_token = part.rollout.mask / mini.rollout.mask.sum().clamp(min=1)        # [B, T]
-        return {"entropy_loss": -self.coef * (per_token * new.entropy).sum()}
+    def loss(self, micro, scores, mini):
+        per_token = micro.rollout.mask / mini.rollout.mask.sum().clamp(min=1)       # [B, T]
+        return {"entropy_loss": -self.coef * (per_token * scores.entropy).sum()}

@@ -16,8 +16,8 @@ from dataclasses import field
 
 from plumbing.refusal import Refusal
 
-HOOKS = ("resample", "after_scoring", "advantages", "loss", "before_step", "metrics", "tokens",
-         "report", "state_dict", "load_state_dict")          # those with a run
+HOOKS = ("resample", "after_scoring", "advantages", "loss", "metrics", "tokens", "report",
+         "state_dict", "load_state_dict")        # those with a run
 
 
 class Feature:
@@ -27,9 +27,6 @@ class Feature:
     flags = None                 # a frozen dataclass, whose fields are made by flag()
     presets = {}                 # {algorithm: {flag: value}}, as arguments.PRESETS
     provides = ()                # keys of advantages.INPUTS that it puts into batch.extras
-    needs_entropy = False        # whether after_scoring reads old.entropy, or loss new.entropy
-    needs_routes = False         # whether loss reads new.routes
-    head_start = 0               # rollout batches at the peak learning rate before its schedule
 
     # ------------------------------------------------- without a run: training and evaluation both
 
@@ -46,11 +43,6 @@ class Feature:
     def notes(cls, settings):
         """Lines that are printed before the run begins. Also where it is off."""
         return []
-
-    @classmethod
-    def row(cls, settings, row):
-        """The run's row of losses.OBJECTIVES, in place of this one."""
-        return row
 
     @classmethod
     def task(cls, settings, task, load):
@@ -72,8 +64,9 @@ class Feature:
     # ------------------------------------------------------------------------------- with a run
 
     def __init__(self, run):
-        """run: a plumbing.model.actor.Run. A feature may replace run.stream and add a critic to
-        run.actor, which is not wrapped for several processes yet."""
+        """run: a plumbing.model.actor.Run. A feature may replace run.stream, add a critic to
+        run.actor, which is not wrapped for several processes yet, and ask for what its hooks read,
+        such as run.needs_old_entropy = True."""
 
     def resample(self, rounds, draw):
         """After the first round of sampling: the (rollout, problems, parts [B, K]) that make up the
@@ -89,14 +82,10 @@ class Feature:
     def advantages(self, batch):
         """Change batch.advantages, [B] or [B, T], which the --advantage has computed."""
 
-    def loss(self, part, new, mini):
-        """{NAME_loss: term}: what is added to the loss of the micro-batch `part`. new: its Scores
-        under π_θ. mini: the whole mini-batch, over which a mean is taken, because the terms of the
-        micro-batches are added up. They are logged, too."""
-
-    def before_step(self, learner, mini):
-        """When the gradients of the mini-batch are complete, before their norm is measured and
-        clipped. A weight whose gradient is None is left as it is."""
+    def loss(self, micro, scores, mini):
+        """{NAME_loss: term}: what is added to the loss of the micro-batch `micro`. scores: its
+        Scores under π_θ. mini: the whole mini-batch, over which a mean is taken, because the terms
+        of the micro-batches are added up. They are logged, too."""
 
     def metrics(self, batch, mini, new):
         """{name: number or None} for metrics.jsonl. mini: the last mini-batch; new: its Scores
@@ -125,23 +114,21 @@ class Features:
         self.all = list(features)
         self.hooks = {hook: [getattr(f, hook) for f in self.all if has_hook(f, hook)]
                       for hook in HOOKS}
-        self.head_start = max((f.head_start for f in self.all), default=0)
-        entropy = [f for f in self.all if f.needs_entropy]
-        self.needs_old_entropy = any(has_hook(f, "after_scoring") for f in entropy)
-        self.needs_new_entropy = any(has_hook(f, "loss") for f in entropy)
-        self.needs_routes = any(f.needs_routes for f in self.all)
+        self.hooks["loss"] = [self.checked(loss) for loss in self.hooks["loss"]]
+        self.terms = {}          # {name of a term of the loss: the feature that it is of}
 
-    def loss_terms(self, part, new, mini):
-        """{NAME_loss: term} of all features. Raises ValueError for a name that does not end in
-        _loss, by which the terms of micro-batches are added up, or that two terms have."""
-        terms = {}
-        for loss in self.hooks["loss"]:
-            for name, term in loss(part, new, mini).items():
-                if not name.endswith("_loss") or name in terms:
+    def checked(self, loss):
+        """The hook `loss` of a feature, which raises ValueError for the name of a term that does
+        not end in _loss, by which the terms of micro-batches are added up, or that another feature
+        has."""
+        def checked_loss(*inputs):
+            terms = loss(*inputs)
+            for name in terms:
+                if not name.endswith("_loss") or self.terms.setdefault(name, loss) is not loss:
                     raise ValueError(f"loss term {name!r} of a feature must have a name of its own "
                                      "that ends in _loss")
-                terms[name] = term
-        return terms
+            return terms
+        return checked_loss
 
     def state_dict(self):
         """{feature: its state}, of those that have one."""

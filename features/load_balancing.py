@@ -21,7 +21,6 @@ class Flags:
 
 class LoadBalancing(Feature):
     flags = Flags
-    needs_routes = True
 
     @classmethod
     def on(cls, settings):
@@ -34,10 +33,11 @@ class LoadBalancing(Feature):
                           "dense, or its routers are not separate modules")
         self.coef = run.settings.router_aux_loss_coef
         self.sigmoid = has_sigmoid(policy)
+        run.needs_new_routes = True
 
-    def loss(self, part, new, mini):
-        logits = new.routes.logits                                                  # [L, b, T, E]
+    def loss(self, micro, scores, mini):
+        logits = scores.routes.logits                                               # [L, b, T, E]
         tokens = mini.rollout.mask                                                  # [B, T]
         share = expert_share(mini.routes.indices, tokens, logits.shape[-1])         # [L, E]
-        balance = load_balancing_loss(logits, part.rollout.mask, share, tokens.sum(), self.sigmoid)
+        balance = load_balancing_loss(logits, micro.rollout.mask, share, tokens.sum(), self.sigmoid)
         return {"balance_loss": self.coef * balance}

@@ -30,13 +30,13 @@ class Minibatches(Feature):
         self.last = None         # the mini-batch whose micro-batches arrive
         self.found = []          # of the mini-batches of this rollout batch: lists of responses
 
-    def loss(self, part, new, mini):
+    def loss(self, micro, scores, mini):
         """Add nothing to the loss; record the micro-batch. A response: its reward, its advantage
         (a number, or one per token), old_logp and logp of its loss tokens in nats."""
         if mini is not self.last:
             self.last = mini
             self.found.append([])
-        self.found[-1] += responses(part, new.logp.detach())
+        self.found[-1] += responses(micro, scores.logp.detach())
         return {}
 
     def report(self, folder, record):

@@ -85,10 +85,10 @@ class ReferenceKL(Feature):
             batch.extras["kl"] = kl_penalty(batch.old_logp, ref_logp, mask, "k1")   # [B, T]
             batch.extras["beta"] = settings.beta
 
-    def loss(self, part, new, mini):
-        kl = kl_penalty(new.logp, part.extras["ref_logp"], part.rollout.mask,
-                        self.settings.kl_estimator, part.old_logp)                  # [B, T]
-        return {"kl_loss": self.settings.beta * (part.weights * kl).sum()}
+    def loss(self, micro, scores, mini):
+        kl = kl_penalty(scores.logp, micro.extras["ref_logp"], micro.rollout.mask,
+                        self.settings.kl_estimator, micro.old_logp)                 # [B, T]
+        return {"kl_loss": self.settings.beta * (micro.weights * kl).sum()}
 
     def metrics(self, batch, mini, new):
         mask = batch.rollout.mask

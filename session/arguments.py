@@ -90,6 +90,13 @@ class Core:
                                       "clip_ratio_low eps")
     epsilon_high: float | None = flag(None, "upper end of the clip range, 1 + epsilon_high",
                                       unset="the value of the algorithm's paper")
+    dual_clip: float | None = flag(
+        None, "drop the gradient of tokens with a negative advantage whose token ratio is above "
+              "this value (1912.09729)", unset="off", above=1, also="delta")
+    off_policy_mask: float | None = flag(
+        None, "drop responses with a negative advantage whose mean log-prob fell by more than "
+              "this many nats (2512.02556)", unset="off", above=0,
+        also="off_policy_mask_threshold")
     reduction: str | None = flag(None, "how the loss is averaged over tokens",
                                  unset="that of the algorithm's paper",
                                  choices=("sequence-mean", "token-mean", "group-token-mean",
@@ -321,11 +328,9 @@ class Core:
 
     @cached_property
     def row(self):
-        """The objective's row, as the features of this run change it."""
-        row = with_options(self.objective)
-        for feature in self.features:
-            row = feature.row(self, row)
-        return row
+        """The objective's row with the two bounds beside its clip range."""
+        return with_options(self.objective, dual_clip=self.dual_clip,
+                            off_policy_mask=self.off_policy_mask)
 
     @property
     def router_shift(self):

@@ -108,6 +108,9 @@ def check_objective(settings):
             refuse(settings, name, f"is not between 0 and {objective.kind.widest:g}; the paper of "
                    f"{settings.objective} has --epsilon {objective.epsilon:g} --epsilon_high "
                    f"{objective.epsilon_high:g}")
+    if settings.dual_clip and (objective.ratio, objective.clip) != ("token", "min"):
+        refuse(settings, "dual_clip", "needs an objective with the token ratio and PPO's clip, "
+               f"such as grpo, which {settings.algorithm} is not")
     advantage = check_row(settings.advantage)
     reads = advantage.reads
     named = f"--advantage {settings.advantage}"
@@ -173,8 +176,10 @@ def check_policy(settings):
                "adamw_torch_fused")
 
 
-MOVED_HOOKS = {"before_updates": "after_scoring", "in_loss": "loss", "collect": "resample",
-               "gives": "provides", "base_sampler": "wrap_sampler", "sampler": "wrap_sampler"}
+# names of hooks that are gone, and what is in their place
+MOVED_HOOKS = {"needs_entropy": "run.needs_old_entropy or run.needs_new_entropy in __init__",
+               "needs_routes": "run.needs_new_routes in __init__",
+               "head_start": "run.frozen_batches in __init__"}
 
 
 def check_hooks(feature):

@@ -8,9 +8,11 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 import torch
+from torch import nn
 
 from advantages import ADVANTAGES
 from features.feature import Features
+from losses import combine_stats
 from plumbing.data.stream import PromptStream
 from plumbing.engines.samplers import SharedSampler, make_sampler
 from plumbing.model.actor import Run, make_scorer
@@ -40,6 +42,7 @@ class Learner:
     world: int                   # how many processes share the work
     needs_old_entropy: bool      # whether π_old's entropies are computed
     update_options: dict         # for response_logp in an update
+    frozen_batches: int          # rollout batches at the beginning that leave the policy as it is
     widest: torch.dtype          # the most precise format of the device
     skip_zero_variance: bool     # whether an update may leave out zero-variance groups
 
@@ -58,8 +61,9 @@ class Learner:
         record = self.settings.old_logp == "recompute" and other.routed      # the routers' choices
         chunks = []
         B = len(rollout.mask)
-        size = self.settings.scoring_batch_size or (None if as_in_update else B)
-        for rows in self.micro_batches(torch.arange(B), size):
+        size = self.settings.scoring_batch_size
+        size = size or (self.rows_per_pass() if as_in_update else B)
+        for rows in self.split(torch.arange(B), size):
             part = rollout.take(rows)
             with forced(other.policy, part):
                 scores = (scorer or self.response_logp)(
@@ -69,17 +73,19 @@ class Learner:
         chunks = self.gather(chunks)
         return chunks[0] if len(chunks) == 1 else join_scores(chunks)
 
-    def rows_to_update(self, mini):
-        """The responses [n] of a mini-batch that an update needs."""
-        if not self.skip_zero_variance:
-            return torch.arange(len(mini.problems))
-        return skipped_groups.find_live_rows(mini, self.settings.half and self.rows_per_pass())
+    def micro_batches(self, mini):
+        """The responses [n] of each forward pass of an update, of this process's share. Groups
+        without a gradient are left out."""
+        rows = torch.arange(len(mini.problems))                                     # [B]
+        if self.skip_zero_variance:
+            size = self.rows_per_pass() if self.settings.half else None
+            rows = skipped_groups.find_live_rows(mini, size)                        # [n]
+        return self.split(rows, self.rows_per_pass())
 
-    def micro_batches(self, rows, size=None):
-        """This process's share of the responses `rows` [n], in chunks for one forward pass each.
-        size: rows per pass; None: as in an update."""
+    def split(self, rows, size):
+        """This process's share of the responses `rows` [n], at most `size` at a time."""
         share = processes.share(len(rows)) if self.world > 1 else slice(None)
-        return rows[share].split(size or self.rows_per_pass())
+        return rows[share].split(size)
 
     def rows_per_pass(self):
         """Rows of a forward pass of an update: whole groups, or a part of one. In 16 bits a row may
@@ -93,9 +99,34 @@ class Learner:
             size -= G
         return size
 
-    def gather(self, parts):
-        """The parts of all processes, in their order, as one list."""
-        return sum(processes.gather(parts), []) if self.world > 1 else parts
+    def gather(self, entries):
+        """The entries of all processes' lists, in their order, as one list."""
+        return sum(processes.gather(entries), []) if self.world > 1 else entries
+
+    def step(self, mini, stats):
+        """Clip the norm of the gradient of a mini-batch and change the weights, unless loss or
+        gradient are not finite. stats: those of its micro-batches in this process. Returns those of
+        the mini-batch as numbers."""
+        stats = combine_stats(self.gather(stats))
+        share = stats["tokens"] / mini.rollout.mask.sum().clamp(min=1)   # that was not left out
+        stats |= {name: stats[name] * share for name in ("clip_low", "clip_high")}
+        if mini.step <= self.frozen_batches:
+            self.policy.zero_grad()      # without a gradient AdamW leaves weights and moments alone
+        self.scaler.unscale_(self.optimizer)
+        trained = [p for group in self.optimizer.param_groups for p in group["params"]]
+        norm = nn.utils.clip_grad_norm_(trained, self.settings.max_grad_norm or math.inf)
+        norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm      # of shards
+        stats["grad_norm"] = norm
+        values = torch.stack([x.to(norm.device, self.widest) for x in stats.values()])
+        stats = dict(zip(stats, values.tolist()))    # the only synchronization with the GPU
+        stats["skipped"] = not math.isfinite(stats["grad_norm"] + stats["loss"])
+        stats["overflow"] = stats["skipped"] and overflowed(self.scaler, stats)
+        stats["empty"] = stats["tokens"] == 0
+        if not stats["skipped"] and not stats["empty"]:
+            self.optimizer.step()
+            self.schedule.step()
+        self.scaler.update()
+        return stats
 
 
 def make_learner(settings, task, policy, tokenizer, device):
@@ -110,7 +141,8 @@ def make_learner(settings, task, policy, tokenizer, device):
     reads = ADVANTAGES[settings.advantage].reads
     actor = make_scorer(settings, policy, critic="values" in reads).to(device)
     stream = PromptStream(len(task.train), settings.seed)
-    run = Run(settings, task, tokenizer, device, actor, stream)
+    run = Run(settings, task, tokenizer, device, actor, stream,
+              needs_old_entropy="entropy" in reads, needs_new_routes=settings.router_shift)
     features = Features(feature(run) for feature in settings.features)
     sampler = make_sampler(settings, policy, tokenizer, task, training=True)
     reward_components = task.reward_components
@@ -122,11 +154,10 @@ def make_learner(settings, task, policy, tokenizer, device):
     optimizer = make_optimizer(settings, actor)
     return Learner(
         settings, device, actor, tokenizer, sampler, reward_components, wrapped, optimizer,
-        schedule=make_schedule(settings, optimizer, features.head_start),
+        schedule=make_schedule(settings, optimizer, run.frozen_batches),
         stream=run.stream, features=features, world=world,
-        needs_old_entropy=features.needs_old_entropy or "entropy" in reads,
-        update_options={"entropy": features.needs_new_entropy,
-                        "record": features.needs_routes or settings.router_shift},
+        needs_old_entropy=run.needs_old_entropy, frozen_batches=run.frozen_batches,
+        update_options={"entropy": run.needs_new_entropy, "record": run.needs_new_routes},
         skip_zero_variance=skipped_groups.can_be_skipped(settings, features, world),
         widest=torch.float32 if device.type == "mps" else torch.float64,    # MPS has no float64
         scaler=torch.amp.GradScaler(device.type, enabled=settings.fp16))
@@ -141,12 +172,12 @@ def make_optimizer(settings, actor):
     return getattr(optim, BITSANDBYTES[settings.optim])(parameters, **options)
 
 
-def make_schedule(settings, optimizer, head_start=0):
+def make_schedule(settings, optimizer, frozen_batches=0):
     """The learning rate of every optimizer step: --warmup_steps of linear warm-up, then the
     schedule of --lr_scheduler_type. It moves on with the optimizer: a skipped update does not
-    count. head_start: rollout batches at the peak rate before all that."""
+    count. frozen_batches: rollout batches at the peak rate before all that."""
     n = settings.warmup_steps
-    head = head_start * settings.updates_per_batch
+    head = frozen_batches * settings.updates_per_batch
     steps = settings.steps * settings.updates_per_batch - head
 
     def share(step):

@@ -105,6 +105,12 @@ class Run:
     device: torch.device
     actor: torch.nn.Module       # a Scorer with the policy
     stream: PromptStream         # the order of the prompts
+    # what a feature may ask for when it is made:
+    needs_old_entropy: bool = False      # old.entropy in after_scoring
+    needs_new_entropy: bool = False      # scores.entropy in loss
+    needs_new_routes: bool = False       # scores.routes in loss
+    frozen_batches: int = 0      # that many rollout batches at the beginning train only what the
+    #                              features have added to the actor, at the peak learning rate
 
     def load_reference(self):
         """A frozen Scorer of the policy that the run started from. No random numbers of the run are

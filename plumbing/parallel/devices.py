@@ -6,7 +6,6 @@
                  scaler on GPUs that only emulate bfloat16 (T4, V100 and older)
 """
 
-import time
 from contextlib import nullcontext
 
 import torch
@@ -54,10 +53,3 @@ def choose_autocast(settings):
 def autocast(device, half):
     """Autocast to `half` on a device; no autocast if `half` is None."""
     return torch.autocast(device.type, half) if half else nullcontext()
-
-
-def read_clock(device):
-    """The time in seconds, as soon as a GPU has finished its work."""
-    if device.type != "cpu":
-        getattr(torch, device.type).synchronize()
-    return time.perf_counter()

@@ -25,14 +25,13 @@ from tiny_run import TINY, chance, differences, flags, program, python, write
 
 ROOT = Path(train.__file__).parent
 ON = {                                                       # flags that switch it on
-    "Bounds": "--off_policy_mask 0.001",
     "DynamicSampling": "--dynamic_sampling",
     "LoadBalancing": "--router_aux_loss_coef 0.01", "SRPO": "--algorithm srpo --stage2_step 1",
     "Lengths": "--overlong_cache 0.5 --mask_truncated_completions",
     "TokenCredit": "--algorithm grpo --advantage token_credit",
     "Distillation": "--algorithm grpo --advantage distillation --self_distillation answer",
     "ReferenceKL": "--beta 0.1",
-    "ZeroVariance": "--zero_variance_filter",
+    "ZeroVarianceFilter": "--zero_variance_filter",
     "Mismatch": "--mismatch token_truncate", "KeptTokens": "--top_p 0.9",
     "Entropy": "--entropy_coef 0.01", "Critic": "--algorithm ppo",
     "Trackers": "--report_to tensorboard",
@@ -167,17 +166,14 @@ def test_only_the_hooks_of_a_feature_are_called():
         pass
 
     class Loud(Feature):
-        needs_entropy = True
-        needs_routes = True
-
         def __init__(self, run):
             self.loss = None                                 # no term in this run
 
         def after_scoring(self, learner, batch, old):
             batch.extras["heard"] = self
 
-        def loss(self, part, new, mini):
-            return {"loud_loss": new.entropy.sum()}
+        def loss(self, micro, scores, mini):
+            return {"loud_loss": scores.entropy.sum()}
 
         def state_dict(self):
             return {"count": 3}
@@ -185,13 +181,12 @@ def test_only_the_hooks_of_a_feature_are_called():
     features = Features([Quiet(None), loud])
     overridden = {hook: [getattr(loud, hook)] for hook in ("after_scoring", "state_dict")}
     assert features.hooks == dict.fromkeys(HOOKS, []) | overridden
-    assert features.needs_old_entropy and not features.needs_new_entropy and features.needs_routes
     assert features.state_dict() == {"Loud": {"count": 3}}
 
 
-def test_there_are_at_most_24_hooks():
+def test_there_are_at_most_19_hooks():
     hooks = [name for name in vars(Feature) if not name.startswith("_")]
-    assert len([*hooks, "__init__"]) <= 24, hooks
+    assert len([*hooks, "__init__"]) <= 19, hooks
 
 
 def test_what_a_new_feature_may_get_wrong_is_an_error_that_names_it(run, monkeypatch):
@@ -203,14 +198,15 @@ def test_what_a_new_feature_may_get_wrong_is_an_error_that_names_it(run, monkeyp
              "--algorithm gspo: objective 'gpso' is unknown; known: "),
             ("--mismatch token_truncate --steps 1", Mismatch, "metrics",
              lambda self, batch, mini, new: {"far": new.logp}, "metric far of a feature is a ten"),
-            ("", Mismatch, "befor_step", print, "befor_step of the feature Mismatch is no hook, "
-             "did you mean before_step? (features/feature.py has them all"),
-            ("", Mismatch, "before_updates", print, "is no hook, it is after_scoring now"),
+            ("", Mismatch, "after_scorin", print, "after_scorin of the feature Mismatch is no "
+             "hook, did you mean after_scoring? (features/feature.py has them all"),
+            ("", Mismatch, "needs_routes", True,
+             "is no hook, it is run.needs_new_routes in __init__ now"),
             ("--entropy_coef 1 --steps 1", Entropy, "loss",
-             lambda self, part, new, mini: {"bonus": new.entropy.mean()},
+             lambda self, micro, scores, mini: {"bonus": scores.entropy.mean()},
              "loss term 'bonus' of a feature must have a name of its own that ends in _loss"),
             ("--entropy_coef 1 --beta 1 --steps 1", Entropy, "loss",
-             lambda self, part, new, mini: {"kl_loss": new.entropy.mean()},
+             lambda self, micro, scores, mini: {"kl_loss": scores.entropy.mean()},
              "loss term 'kl_loss' of a feature must have a name of its own")):
         with monkeypatch.context() as patch:
             patch.setattr(owner, name, wrong, raising=False)
