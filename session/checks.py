@@ -104,9 +104,10 @@ def check_objective(settings):
         value = getattr(settings, name)
         if value is not None and objective.epsilon is None:
             refuse(settings, name, f"has no effect: {settings.algorithm} has no clip range")
-        if value is not None and not 0 < value < objective.kind.widest:
-            refuse(settings, name, f"is not between 0 and {objective.kind.widest:g}; the paper of "
-                   f"{settings.objective} has --epsilon {objective.epsilon:g} --epsilon_high "
+        widest = objective.kind.widest
+        if value is not None and not 0 < value < widest:
+            bounds = "above 0" if math.isinf(widest) else f"between 0 and {widest:g}"
+            refuse(settings, name, f"is not {bounds}; the paper of {settings.objective} has --epsilon {objective.epsilon:g} --epsilon_high "
                    f"{objective.epsilon_high:g}")
     if settings.dual_clip and (objective.ratio, objective.clip) != ("token", "min"):
         refuse(settings, "dual_clip", "needs an objective with the token ratio and PPO's clip, "

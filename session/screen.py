@@ -149,7 +149,7 @@ def report(settings, folder, task, progress, after, seconds):
         both = {"before": progress.before, "after": after}
         if both["before"]:               # not where --eval_samples came with --resume
             summary["example"] = find_example(task, both)
-            print("\n".join(format_example(summary["example"])))
+            print("\n".join(format_example(summary["example"], task.played)))
         for when, answers in both.items():
             if answers:
                 summary |= summarize(when, answers)
@@ -193,9 +193,9 @@ def format_game(game):
         f"  writes  {m['content']!r:.80}   reward {next(rewards, 0):g}" for m in game.messages)
 
 
-def format_example(example):
-    """An example as three lines, long texts cut; a game turn by turn."""
-    if example["before"].startswith("  writes "):
+def format_example(example, played):
+    """An example as three lines, long texts cut. played: with an environment; turn by turn then."""
+    if played:
         return ["", f"prompt  {example['prompt'][-100:]!r}", f"before\n{example['before']}",
                 f"after\n{example['after']}"]
     return ["", f"prompt  {example['prompt'][-100:]!r}   (right: {example['answer'][:100]!r})",

@@ -47,6 +47,9 @@ OUT_OF_RANGE = {
     "at most 4294967295": f"seed={2 ** 32}",
     "multiple of 8": "hidden_size=20",
 }
+OTHERS = [("--algorithm cispo --epsilon 0", "is not above 0; the paper of cispo"),
+          ("--epsilon 1", "is not between 0 and 1; the paper of gspo"),
+          ("--algorithm rollout_is --epsilon_high -1", "is not above 0; ")]
 
 
 @pytest.mark.parametrize("given, words", [
@@ -54,6 +57,11 @@ OUT_OF_RANGE = {
 def test_a_value_out_of_range(given, words, refused):
     said = refused(f"--{given}")
     assert f"--{given.split('=')[0]}" in said and words in said
+
+
+@pytest.mark.parametrize("line, words", OTHERS)
+def test_the_bound_that_is_printed_is_the_one_that_is_checked(line, words, refused):
+    assert words in refused(line)
 
 
 OWN_DATA = ("needs --dataset_name or --environment: the built-in task has its own prompts and its "

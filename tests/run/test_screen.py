@@ -15,6 +15,7 @@ import pytest
 import eval
 import train
 from session import metrics as records_of
+from session import screen
 from tiny_run import read_json, write
 
 
@@ -137,6 +138,12 @@ def test_before_the_first_update_any_log_s_is_an_error():
 
 
 # ------------------------------------------------------------------------------- the end
+
+def test_a_response_that_reads_like_a_game_is_no_game():
+    example = dict(prompt="1=", answer="1", before="  writes 1", after="1", right=[False, True])
+    assert screen.format_example(example, False) == [
+        "", "prompt  '1='   (right: '1')", "before  '  writes 1' wrong", "after   '1' right"]
+
 
 def test_a_run_ends_with_eight_lines_whose_commands_run(run, own, capsys):
     write("mine.py", "def reward(response, answer):\n    return answer in response\n")
