@@ -107,8 +107,8 @@ def check_objective(settings):
         widest = objective.kind.widest
         if value is not None and not 0 < value < widest:
             bounds = "above 0" if math.isinf(widest) else f"between 0 and {widest:g}"
-            refuse(settings, name, f"is not {bounds}; the paper of {settings.objective} has --epsilon {objective.epsilon:g} --epsilon_high "
-                   f"{objective.epsilon_high:g}")
+            refuse(settings, name, f"is not {bounds}; the paper of {settings.objective} has "
+                   f"--epsilon {objective.epsilon:g} --epsilon_high {objective.epsilon_high:g}")
     if settings.dual_clip and (objective.ratio, objective.clip) != ("token", "min"):
         refuse(settings, "dual_clip", "needs an objective with the token ratio and PPO's clip, "
                f"such as grpo, which {settings.algorithm} is not")

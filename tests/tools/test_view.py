@@ -508,6 +508,36 @@ def test_a_response_that_was_cut_off_has_no_s_and_a_token_names_its_kept_set(pag
 FIVE = ("grpo", "gspo", "gspo_token", "gmpo", "cispo")
 
 
+def check_texts(page, name, group, epsilon, high):
+    """The text of a token is the weight by which autograd multiplies Â and the reduction; of one
+    that is struck through, that of the loss whose clip range holds this token's ratio."""
+    row, texts = OBJECTIVES[name], page.js(
+        "return [...document.querySelectorAll(`[data-name=${arguments[0]}]`)]"
+        ".map(x => x.textContent)", name)
+    mask, old, new = (padded(group[key]) for key in ("mask", "old_logp", "new_logp"))   # [G, T]
+    A = group["advantages"]
+    A = padded(A) if isinstance(A[0], list) else torch.tensor(A)[:, None] * mask     # [G, T]
+    push, struck, _ = reference(group, name, epsilon, high,
+                                {"dual_clip": None, "off_policy_mask": None, "objective": ""})
+    weights = token_weights(mask.bool(), row.reduction, group_size=len(A), max_length=16).double()
+    low, high = row.clip_range(epsilon, high)
+    places = mask.nonzero().tolist()                         # in the order of the texts
+    for (i, t), text, pushed, cut in zip(places, texts, push, struck, strict=True):
+        if not A[i, t]:
+            assert text == "·"
+            continue
+        weight = pushed / (A[i, t] * weights[i, t]).item()
+        if cut and row.clip == "log-min":
+            ends = (-low, high)
+            logs = [x if k == t else min(x, ends[1]) if A[i, k] > 0 else max(x, ends[0])
+                    for k, x in enumerate((new - old)[i][mask[i].bool()].tolist())]
+            weight = math.exp(sum(logs) / len(logs))
+        elif cut:
+            logs = (new - old)[i][mask[i].bool()]                                    # [L]
+            weight = (logs[t] if row.ratio == "token" else logs.mean()).exp().item()
+        assert float(text) == pytest.approx(weight, abs=0.0051), (name, i, t)
+
+
 def drag(page, token, by):
     """Move a token of the first section by so many pixels, with the mouse."""
     from selenium.webdriver.common.action_chains import ActionChains
@@ -538,6 +568,7 @@ def test_a_dragged_token_changes_the_weights_as_policy_loss_does(page, chosen):
                                     {"dual_clip": None, "off_policy_mask": None, "objective": ""})
         assert [x for x, _ in shown] == pytest.approx(push, rel=1e-6, abs=1e-12), name
         assert [x for _, x in shown] == struck, name
+        check_texts(page, name, group, *ranges.get(name, (None, None)))
     grpo = page.js("return [...document.querySelectorAll('.grid .place')].map(x => x.textContent)")
     assert all("s " not in text[:2] for text in grpo if "0.8" in text)   # a range of w, not of s
 

@@ -41,9 +41,10 @@ function weighDragged(name, i) {
 function weightText(name, i, t, result) {
   const row = DATA.objectives[name], group = preparedGroup(name === "gspo_token");
   if (advantage(group, i, t) === 0) return "·";
-  const ratio = ratioAt(row, group, i)(t);
-  const removed = row.ratio.startsWith("log-") ? Math.exp(ratio) : ratio;
-  return (result.removed ? removed : result.factor).toFixed(2);
+  if (!result.removed) return result.factor.toFixed(2);
+  const uncut = row.clip === "log-min"
+    ? geometricMean(row, group, i, -row.epsilon, row.epsilon_high, t) : ratioAt(row, group, i)(t);
+  return uncut.toFixed(2);
 }
 
 // What the clip compares with its range: s for the objectives of a sequence ratio; GRPO's range and

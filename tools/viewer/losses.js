@@ -83,6 +83,15 @@ function pull(row, logw) {
   return row.clip === "square" ? -row.constants.beta * logw : 0;
 }
 
+// GMPO, RSPO: the geometric mean of the ratios of answer i, each cut at the clip range, but that of
+// token `uncut`.
+function geometricMean(row, group, i, low, high, uncut = -1) {
+  const mask = group.mask[i], ratio = ratioAt(row, group, i);
+  const held = mask.map((m, t) => !m ? 0 : t === uncut ? ratio(t)
+    : advantage(group, i, t) > 0 ? Math.min(ratio(t), high) : Math.max(ratio(t), low));
+  return Math.exp(held.reduce((a, b) => a + b, 0) / Math.max(count(mask), 1));
+}
+
 // Per token of answer i {factor, extra, removed}: what multiplies Â·∇log π before the reduction, what
 // is added to factor·Â, and why the factor is 0: the clip removed the gradient below ("low") or above
 // the clip range ("high"), or the run's weights are 0 ("weight"), else null. options are the run's:
@@ -102,12 +111,7 @@ function scaleGradient(row, group, i, epsilon, epsilonHigh, options) {
       probabilityChange("kl-two-sided", group.new_logp[i][t], group.old_logp[i][t]),
   }[row.clip];
   const weights = tokenWeights(row, group, i, length);
-  let geometric = 0;                       // GMPO, RSPO: the mean of log-ratios, cut ones included
-  if (row.clip === "log-min") {
-    const held = mask.map((m, t) => !m ? 0
-      : advantage(group, i, t) > 0 ? Math.min(ratio(t), high) : Math.max(ratio(t), low));
-    geometric = Math.exp(held.reduce((a, b) => a + b, 0) / Math.max(length, 1));
-  }
+  const geometric = row.clip === "log-min" ? geometricMean(row, group, i, low, high) : 0;
   return mask.map((m, t) => {
     const A = advantage(group, i, t), r = ratio(t);
     if (!m) return {factor: 0, extra: 0, removed: null};
