@@ -30,6 +30,8 @@ from torch import nn
 
 from ratios import check_per_token, token_log_ratio, turn_numbers
 
+LARGEST_REWARD = 1e15        # sums of squares of larger ones overflow float32
+
 
 def group_advantages(rewards, group_size, scale="group", unbiased=False, eps=1e-6):
     """(r_i - mean_group) / (std + eps), [B]. A zero-variance group is exactly 0.
@@ -501,9 +503,10 @@ def at_last_token(rewards, mask):
 
 def check_rewards(rewards, group_size=None):
     """rewards [B] as float; with a group_size, as groups [B / group_size, group_size]. Raises
-    ValueError for other shapes and for rewards that are not finite."""
-    if rewards.dim() != 1 or not torch.isfinite(rewards).all():
-        raise ValueError(f"rewards is {list(rewards.shape)}: it must be [B], all finite")
+    ValueError for other shapes and for rewards that are not finite or not below LARGEST_REWARD."""
+    if rewards.dim() != 1 or not (rewards.abs() < LARGEST_REWARD).all():
+        raise ValueError(f"rewards is {list(rewards.shape)}: it must be [B], all finite and below "
+                         f"{LARGEST_REWARD:g} in size")
     rewards = rewards if rewards.dtype == torch.float64 else rewards.float()
     if group_size is None:
         return rewards

@@ -29,7 +29,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from features.feature import Feature, flag
-from plumbing.data.reward_functions import describe, is_number, load_function
+from plumbing.data.reward_functions import LARGEST_REWARD, describe, is_number, load_function
 from plumbing.data.running_sum import builtin_tokenizer
 from plumbing.engines.wrapper import Wrapper
 from plumbing.parallel.event_loop import run_async
@@ -270,8 +270,8 @@ class Environment:
                     and (done or isinstance(observation, str) and observation)):
                 return observation, float(reward), done
         self.fail(f"step returned {reply!r:.120} for the turn {text[:60]!r}: (observation, reward, "
-                  "done) is needed, with a finite number as reward, done True or False, and unless "
-                  "done a text that is not empty as observation")
+                  f"done) is needed, with a finite number below {LARGEST_REWARD:g} as reward, done "
+                  "True or False, and unless done a text that is not empty as observation")
 
 
 # ------------------------------------------------------------------------ what a run does with it

@@ -17,7 +17,8 @@ from collections import Counter
 from collections.abc import Mapping, Set
 
 from plumbing.data.datafiles import as_messages
-from plumbing.data.reward_functions import RewardFunction, describe, is_number, load_function
+from plumbing.data.reward_functions import (LARGEST_REWARD, RewardFunction, describe, is_number,
+                                            load_function)
 from plumbing.parallel.event_loop import run_async
 from plumbing.refusal import Refusal
 
@@ -107,7 +108,8 @@ class BatchRewardFunction:
         for value in values:
             if value is not math.nan and not is_number(value):
                 raise Refusal(f"--verifier {self.verifier} returned {value!r:.80} for a "
-                              "completion: a finite number or None is needed")
+                              "completion: a finite number or None is needed, below "
+                              f"{LARGEST_REWARD:g}")
         return [float(value) for value in values]
 
     def close(self):

@@ -38,6 +38,8 @@ if __name__ == "__main__":                       # a worker, of which this file 
 
 from plumbing.refusal import Refusal
 
+LARGEST_REWARD = 1e15            # as in advantages.py, which a worker does not import
+NO_NUMBER = f"not a finite number below {LARGEST_REWARD:g}"
 MEMORY = 4 * 2 ** 30             # memory limit of a library's reward function, in bytes
 MOST_REFERENCES = 2000           # that math-verify tries to read before training,
 MOST_SECONDS = 10.0              # in at most this time
@@ -348,7 +350,7 @@ def check_reward(reward):
     components = reward if isinstance(reward, dict) else {"": reward}
     for name, value in components.items():
         if not is_number(value):
-            return f"returned {value!r:.80}{f' for {name}' if name else ''}, not a finite number"
+            return f"returned {value!r:.80}{f' for {name}' if name else ''}, " + NO_NUMBER
     if components is reward:
         numbers = {str(name): float(value) for name, value in components.items()}
         return numbers or "returned an empty dict"
@@ -356,10 +358,10 @@ def check_reward(reward):
 
 
 def is_number(value):
-    """Whether a value is a number that is finite in float32, as are sums of many, and not a text
-    that reads like one."""
+    """Whether a value is a number below LARGEST_REWARD in size, and not a text that reads like
+    one."""
     try:
-        return abs(float(value)) < 1e30 and not isinstance(value, (str, bytes))
+        return abs(float(value)) < LARGEST_REWARD and not isinstance(value, (str, bytes))
     except (TypeError, ValueError, OverflowError):
         return False
 

@@ -14,7 +14,8 @@ from typing import Callable
 
 import torch
 
-from advantages import (as_decimals, groups_with_signal, with_group_mean, without_rounding)
+from advantages import (LARGEST_REWARD, as_decimals, groups_with_signal, with_group_mean,
+                        without_rounding)
 from plumbing.data.datafiles import as_messages
 from plumbing.data.reward_functions import in_parallel
 from plumbing.parallel import processes
@@ -105,9 +106,13 @@ class Task:
         Sums that are equal on paper must be equal numbers: rounding differences within a group
         would become advantages. Components are therefore added in float64, each as the decimal
         number that it prints as (0.1, not float32's 0.100000001), and the sum is rounded once.
-        Raises Refusal for a reward below least_reward.
+        Raises Refusal for a reward below least_reward or beyond LARGEST_REWARD.
         """
         rewards = self.weighted_sum(components, group_size)                         # [B]
+        if not rewards.abs().max() < LARGEST_REWARD:
+            raise Refusal(f"a reward is {rewards[rewards.abs().argmax()]:g}: rewards must be "
+                          f"finite and below {LARGEST_REWARD:g} in size, or the sums of their "
+                          "squares overflow; return smaller ones, or lower --reward_weights")
         if rewards.min() < self.least_reward:
             raise Refusal(f"a reward is {rewards.min():g}: --scale_rewards mean (MaxRL) divides by "
                           "the mean reward of a group and needs rewards of at least 0; add a "

@@ -8,10 +8,11 @@ import statistics
 import pytest
 import torch
 
-from advantages import (ADVANTAGES, INPUTS, ValueHead, estimate_advantages, gae, gdpo,
-                        group_advantages, has_signal, leave_one_out, leave_one_out_std,
+from advantages import (ADVANTAGES, INPUTS, LARGEST_REWARD, ValueHead, estimate_advantages, gae,
+                        gdpo, group_advantages, has_signal, leave_one_out, leave_one_out_std,
                         not_all_correct, overlong_penalty, reinforce_plus_plus, value_loss, whiten)
 import reference
+from plumbing.data import reward_functions
 from reference import Response, at_the_end, clip, gradient, mean, penalized
 
 
@@ -77,6 +78,20 @@ def test_advantages_of_groups_equal_a_loop(how, G, unbiased):
     expected = [x for i in range(0, 24, G) for x in loop(values[i:i + G], values, unbiased)]
     got = how(rewards, G) if callable(how) else group_advantages(rewards, G, how, unbiased)
     assert got.tolist() == pytest.approx(expected, rel=1e-9, abs=1e-12)
+
+
+@pytest.mark.parametrize("name", ["group", "leave_one_out_std", "reinforce_plus_plus_baseline"])
+def test_rewards_up_to_the_limit_have_advantages_and_larger_ones_are_refused(name):
+    """Squares of 1e20 are infinite in float32: all advantages were 0 without a word."""
+    right = torch.tensor([0.0, 1.0, 0.0, 1.0] * 64)                                  # [B]
+    more = {"mask": torch.ones(256, 1).bool()}
+    usual = estimate_advantages(name, right, 4, **more)
+    large = estimate_advantages(name, right * 0.99e15, 4, **more)
+    torch.testing.assert_close(large, usual, rtol=1e-5, atol=1e-5)
+    with pytest.raises(ValueError, match=r"below 1e\+15"):
+        estimate_advantages(name, right * 1e20, 4, **more)
+    assert LARGEST_REWARD == reward_functions.LARGEST_REWARD
+
 
 
 @pytest.mark.parametrize("rewards, expected", [

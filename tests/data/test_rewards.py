@@ -228,6 +228,8 @@ BEFORE = [                                                   # what mine.py hold
      "took longer than 0.05 s.*each of the first 8 reference answers.*--verifier_timeout"),
 ]
 BEGUN = [
+    ("def reward(response, answer):\n    return 1e12 * (response == answer) + 1e12\n",
+     "--reward_weights 1e8", r"a reward is 1e\+20: .* below 1e\+15 .* --reward_weights"),
     ("def reward(response, answer):\n    return 1.0 if response == answer else -0.5\n",
      "--algorithm maxrl", r"a reward is -0.5: --scale_rewards mean \(MaxRL\)"),
     *((BATCH.format(returned), "", f"mine.py:reward {words}") for returned, words in {
@@ -239,6 +241,7 @@ BEGUN = [
         "['1'] * len(completions)": "returned '1' for a completion: a finite number or None",
         "[float('inf')] * len(completions)": "returned inf for a completion",
         "[1e39] * len(completions)": r"returned 1e\+39 for a completion",
+        "[1e20] * len(completions)": r"returned 1e\+20 for a completion: .* below 1e\+15",
         "[c[0]['content'] for c in completions]":
             "raised TypeError: string indices must be integers, not 'str'"}.items()),
 ]
