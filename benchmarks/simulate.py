@@ -1,7 +1,7 @@
 """Peak memory of an update on a GPU that is not there (tests/gpu/pretend_device.py; needs g++).
 
     python benchmarks/simulate.py FLAGS OF TRAIN.PY      # one run of a model of shapes.py
-    python benchmarks/simulate.py                        # docs/speed.md's: results/simulated.json
+    python benchmarks/simulate.py                        # what gpu.py compares: simulated.json
 
 A run's figure is that of its update: prompts of --max_prompt_length tokens, answers of
 --max_completion_length, weights and optimizer included, without the allocator's rounding and
@@ -21,7 +21,7 @@ import torch  # noqa: E402
 
 from session.arguments import parse  # noqa: E402
 from shapes import ROWS, SHAPES, WAYS, find_shape, random_model, run_updates  # noqa: E402
-from timing import RESULTS, publish, table  # noqa: E402
+from timing import RESULTS, write_json  # noqa: E402
 
 RECIPES = ("gsm8k-8gb", "gsm8k-16gb", "gsm8k-24gb", "gsm8k-80gb")
 
@@ -43,13 +43,6 @@ def simulated(flags, layers=None):
     return peak
 
 
-def texts(found):
-    """The table of docs/speed.md, in GB."""
-    rows = [(name.split("/")[1], *(f"{peaks[way] / 1e9:.1f}" for way in WAYS))
-            for name, peaks in found["peaks"].items()]
-    return {"simulated": table(("peak GB of an update", *WAYS), *rows)}
-
-
 def main(argv):
     gpu.shapes = True
     if argv:
@@ -61,7 +54,7 @@ def main(argv):
             for way, flags in WAYS.items()}
         print(name, found["peaks"][name], flush=True)
     found["recipes"] = {name: simulated(f"--config {ROOT}/recipes/{name}.yaml") for name in RECIPES}
-    publish(RESULTS / "simulated.json", found, texts)
+    write_json(RESULTS / "simulated.json", found)
 
 
 if __name__ == "__main__":

@@ -93,8 +93,8 @@ def measure_limit(device, n=None):
 
 def table(head, *rows):
     """A markdown table on lines of its own."""
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n" + "".join("| " + " | ".join(map(str, cells)) + " |\n" for cells in lines)
+    line = lambda cells: "| " + " | ".join(str(x).replace("|", r"\|") for x in cells) + " |\n"
+    return "\n" + "".join(map(line, [head, ["---"] * len(head), *rows]))
 
 
 def command_line(doc, file, quick=None):

@@ -20,15 +20,13 @@ import sys
 import tempfile
 import time
 import warnings
-from contextlib import ExitStack
 from dataclasses import replace
-from functools import partial
 from importlib.util import find_spec
 from itertools import cycle
 from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
-from unittest.mock import Mock, patch
+from unittest.mock import Mock
 
 import torch
 from transformers import AutoTokenizer
@@ -71,7 +69,6 @@ class Case(NamedTuple):
     prompt: int | str | None = None      # its tokens, "max", or None: the built-in task's
     flags: str = ""
     device: str = "cpu"
-    one_off: int = 0                     # rounds without each technique of ours, 0: not tried
 
 
 PAPER_SIZE = "--prompts_per_step 64 --bf16 true --micro_batch_size"
@@ -79,12 +76,11 @@ CASES = {
     "tiny_moe": Case("tiny MoE, 256 × 24 tokens, log-probs recomputed"),
     "tiny_moe_sampler": Case("tiny MoE, 256 × 24, log-probs of sampling reused",
                              flags="--old_logp sampler"),
-    "default_run": Case("the default run, responses end by themselves", "cold_start", 16, None,
-                        one_off=6),
+    "default_run": Case("the default run, responses end by themselves", "cold_start", 16, None),
     "tiny_moe_long": Case("tiny MoE, 256 × 128", rounds=4, tokens=128),
     "tiny_dense": Case("tiny dense, 256 × 24", "tiny_dense", 8),
     "smollm2_max": Case("SmolLM2-135M, 4-shot `max`, 64 answers", "smollm2", 2, 5, "max",
-                        "--prompts_per_step 8 --steps_per_generation 2", one_off=2),
+                        "--prompts_per_step 8 --steps_per_generation 2"),
     "smollm2": Case("SmolLM2-135M, 64 + 64 tokens, G 8", "smollm2", 2, 64, 64,
                     "--prompts_per_step 4 --steps_per_generation 2"),
     "tiny_moe_many": Case("tiny MoE, 2,048 × 64", tokens=64, flags="--prompts_per_step 256",
@@ -263,8 +259,6 @@ def run_case(case):
         record["limit_gflops"] = rounded(limit / 1e9)
         for name in sides:
             record[name]["share_of_limit"] = rounded(flop / median_seconds(record, name) / limit)
-    if case.one_off:
-        record["one_off"] = measure_contributions(sides["ours"], case.one_off)
     return record
 
 
@@ -300,40 +294,6 @@ def count_forward_flop(config, Q, P, G, T, prefix=0):
     return config.num_hidden_layers * (prompt + response) + Q * G * T * 2 * D * config.vocab_size
 
 
-# ------------------------------------------------------------- what each technique of ours is worth
-
-def measure_contributions(ours, rounds):
-    """{technique: seconds of our batch without it, relative to those with all of them}, on fixed
-    weights."""
-    learner = ours.learner
-    for group in learner.optimizer.param_groups:
-        group["lr"] = 0.0
-    never = 10 ** 9
-    every_row = (fast, "merge_repeats", lambda rollout: (rollout, slice(None)))
-    rows = lambda every: (fast, "fast_sample", partial(fast.fast_sample, drop_every=every))
-    off = {
-        "": [],
-        "what all prompts begin with": [(fast, "MIN_PREFIX", never)],
-        "packed rows": [(fast, "MAX_PACKED", 0)],
-        "equal responses once": [rows(2), every_row],
-        "the same, and ended rows dropped": [rows(never), every_row],
-        "skipping zero-variance groups": [(learner, "skip_zero_variance", False)],
-        "the sampler's log-probs reused (off by default)": [
-            (ours, "settings", replace(ours.settings, old_logp="sampler")),
-            (learner.actor, "routed", False)]}
-    stream = PromptStream(len(ours.task.train), seed=1)
-    numbers = [stream.next(ours.settings.prompts_per_step) for _ in range(rounds + 1)]
-
-    def without(changes, turn):
-        with ExitStack() as stack:
-            for change in changes:
-                stack.enter_context(patch.object(*change))
-            return ours.seconds(numbers[turn], turn + 1)
-    seconds = in_turns({name: partial(without, changes) for name, changes in off.items()}, rounds)
-    base = seconds.pop("")
-    return {name: quotients(each, base)["median"] for name, each in seconds.items()}
-
-
 # --------------------------------------------------------------------------------------- the report
 
 def texts(found):
@@ -356,15 +316,8 @@ def texts(found):
                            *rows)}
     if limits:
         text["speed_limit"] = f"{min(limits):.0f} to {max(limits):.0f} GFLOP/s"
-    for end, name in (("", "default_run"), ("_max", "smollm2_max")):
-        if name in records:
-            text[f"versus_trl{end}"] = f"{records[name]['ratio']['median']:.1f}"
-    off = {name: r["one_off"] for name, r in records.items() if "one_off" in r}
-    text["speed_one_off"] = table(
-        ("one technique off: seconds relative to all on",
-         *(CASES[name].title.split(", ")[0] for name in off)),
-        *((technique, *(f"{ratios[technique]:.2f}" for ratios in off.values()))
-          for technique in next(iter(off.values()), {})))
+    if "default_run" in records:
+        text["versus_trl"] = f"{records['default_run']['ratio']['median']:.1f}"
     return text
 
 

@@ -25,12 +25,13 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "experiments")]
+sys.path[:0] = [str(ROOT / folder) for folder in ("", "experiments", "benchmarks")]
 
 from losses import OBJECTIVES                                                        # noqa: E402
 from intervals import in_words, smallest_seen                                        # noqa: E402
-from questions import MAP, QUESTIONS                                                      # noqa: E402
+from questions import MAP, QUESTIONS                                                 # noqa: E402
 from sentences import SENTENCES                                                      # noqa: E402
+from timing import table                                                             # noqa: E402
 
 UNDECIDED = ("undecided", "not ", "identical")     # not run, not finished, not comparable
 TABLE = re.compile(r"<!-- =([^>]+) -->\n\n(?:\|.*\n)+")
@@ -85,11 +86,6 @@ def rate(setting):
     """The rate of a setting such as "mb4 0.0006", as 6e-4."""
     digits, exponent = f"{float(setting.split()[-1]):e}".split("e")
     return f"{float(digits):g}e{int(exponent)}"
-
-
-def table(head, *rows):
-    line = lambda cells: "| " + " | ".join(str(x).replace("|", r"\|") for x in cells) + " |"
-    return "\n".join([line(head), line(["---"] * len(head)), *map(line, rows)]) + "\n"
 
 
 def verdicts(found, decided):

@@ -19,7 +19,8 @@ wide is level, {steps: GSPO wide at 0.0004 × 4}; the paper's range is below, {s
 in later batches wide {offpolicy: wide against GRPO}, the paper's range {offpolicy: the paper's
 range against GRPO} ({seeds offpolicy: replay against none} of 32 seeds
 
-at the same one GRPO changes by {epochs: GRPO: μ = 4 minus μ = 1}.
+at the same one GRPO changes by {epochs: GRPO: μ = 4 minus μ = 1} ({seeds epochs: GRPO: μ = 4 minus
+μ = 1} seeds
 
 samples 8 batches old {lags: wide against GRPO at staleness 8}, an int3 sampler {dose: wide against
 GRPO, int3 trusted}.
@@ -98,6 +99,16 @@ in {s worse without}. Neither
 clips the shortest third of ours {short: at least 1.5 times as often} times as often
 
 off its figure. Here: {mean clipped: GSPO's share} against {mean clipped: GRPO's share}. Shares
+
+clips {mean learning: GSPO clips} at the paper's range, {mean learning: GSPO ×10 clips} at ten times
+and {mean learning: GSPO wide clips} at a hundred times that range; GRPO clips {mean learning: GRPO
+clips}. And
+
+Without its clip GSPO loses {mean learning: no clip, large steps} at large steps (4
+
+{percent neighbours: GSPO: own} of what leaves
+
+In `collapse` {mean collapse: GSPO collapses, MoE} of its runs
 """,
 "docs/evidence.md": """
 paper's range, by {turn_number: GSPO: the gain at 12 turns is larger than at 2} ({mean turn_number:
