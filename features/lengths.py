@@ -38,6 +38,7 @@ class Lengths(Feature):
     def task(cls, settings, task, load):
         """The built-in task's length limit leaves room for its longest answer."""
         if settings.builtin_task:
+            task.own_length = task.max_completion_length     # whose random numbers stay the same
             task.max_completion_length = limit(task.max_completion_length, settings.overlong_cache)
         return task
 

@@ -34,6 +34,18 @@ def test_no_right_answer_of_the_built_in_task_is_overlong(share, run, calls):
     assert limit - zones[0] >= 5 > limit - 1 - zones[1]
 
 
+@pytest.mark.parametrize("preset", ["dapo", "dapo_paper"])
+def test_a_preset_with_a_longer_limit_evaluates_the_warm_up_with_the_same_numbers(preset, run):
+    """Its limit leaves room for the penalty's zone: the untrained policy has the pass@1 of GRPO."""
+    before = {}
+    for name in ("grpo", preset):
+        run(f"--algorithm {name} --eval_samples 4", folder=name)
+        before[name] = read_json(f"{name}/summary.json")["pass_at_1_before"]
+    limits = [read_json(f"{name}/config.json")["resolved"]["max_completion_length"]
+              for name in ("grpo", preset)]
+    assert limits[0] < limits[1] and before["grpo"] == before[preset]
+
+
 def test_the_penalty_counts_observations_and_a_response_that_was_cut_off():
     settings = SimpleNamespace(overlong_cache=0.5)
     task = SimpleNamespace(max_completion_length=8)
