@@ -14,6 +14,7 @@ experiments/run.py writes, and from `texts` in the results of benchmarks:
     seen learning: against GRPO     the smallest effect that its seeds see
     seeds learning: against GRPO    their number
     percent learning: against GRPO  the mean as a percentage
+    holm offpolicy: replay against none     p of "it is not 0", by Holm over its question
 
 A test checks that the pages are what this writes.
 """
@@ -29,7 +30,7 @@ sys.path[:0] = [str(ROOT / folder) for folder in ("", "experiments", "benchmarks
 
 from losses import OBJECTIVES                                                        # noqa: E402
 from intervals import in_words, smallest_seen                                        # noqa: E402
-from questions import MAP, QUESTIONS                                                 # noqa: E402
+from questions import FAMILIES, MAP, QUESTIONS                                       # noqa: E402
 from sentences import SENTENCES                                                      # noqa: E402
 from timing import table                                                             # noqa: E402
 
@@ -63,6 +64,8 @@ def texts():
             if int(number["seeds"]) > 1:
                 half = number["high"] - number["mean"]
                 names[f"seen {key}"] = f"{smallest_seen(half, int(number['seeds'])):.2f}"
+    names |= {f"holm {key}": probability(p) for group in FAMILIES if group != "readme"
+              for key, p in found[group].items()}
     names |= {f"lost {question}": lost(question, numbers) for question in ("dose", "lags")}
     names |= {f"chosen {key}": rate(setting) for key, setting in found["chosen"].items()}
     for file in sorted((ROOT / "experiments/results").glob("*.json")):

@@ -17,7 +17,7 @@ wide is level, {steps: GSPO wide at 0.0004 × 4}; the paper's range is below, {s
 × 4}. SmolLM2: wide {counting: GSPO wide is ahead of GRPO}.
 
 in later batches wide {offpolicy: wide against GRPO}, the paper's range {offpolicy: the paper's
-range against GRPO} ({seeds offpolicy: replay against none} of 32 seeds
+range against GRPO} ({seeds offpolicy: replay against none} seeds
 
 at the same one GRPO changes by {epochs: GRPO: μ = 4 minus μ = 1} ({seeds epochs: GRPO: μ = 4 minus
 μ = 1} seeds
@@ -41,9 +41,12 @@ it ends below GRPO, by {steps: GSPO at 0.0004 × 4} in pass@1, and the wide rang
 wide range is ahead by {lags: wide against GRPO at staleness 8}.
 
 differs from GRPO's by {offpolicy: the paper's range against GRPO} with the paper's range and
-{offpolicy: wide against GRPO} with the wide one, but on {seeds offpolicy: wide against GRPO} of 32
+{offpolicy: wide against GRPO} with the wide one ({seeds offpolicy: wide against GRPO} seeds,
 
-the wide one is ahead by {offpolicy: the same share: wide against narrow GRPO}: undecided
+the wide one is ahead by {offpolicy: the same share: wide against narrow GRPO}, with GRPO's weights
+and its drop rule by {offpolicy: the weight: wide against dropped by s}. But by Holm's correction
+both have p {holm offpolicy: the same share: wide against narrow GRPO}, and without a clip GSPO is
+behind, {offpolicy: without a clip: GSPO against GRPO}.
 
 all mini-batches {percent neighbours: GSPO: own} have moved
 
@@ -106,7 +109,7 @@ clips}. And
 
 Without its clip GSPO loses {mean learning: no clip, large steps} at large steps (4
 
-{percent neighbours: GSPO: own} of what leaves
+GRPO's gradients are noise.* {percent neighbours: GSPO: own} of what leaves
 
 In `collapse` {mean collapse: GSPO collapses, MoE} of its runs
 """,
@@ -127,21 +130,20 @@ rate
 
 That GSPO shortens responses is undecided ({length: GSPO ends shorter than it began}). pass@1
 
-16 mini-batches; {seeds offpolicy: replay against none} of 32 planned seeds, undecided; they see
-differences of {seen offpolicy: the same share: wide against narrow GRPO}).
-Against GRPO: wide {offpolicy: wide against GRPO}, the paper's range {offpolicy: the paper's range
-against GRPO}, GRPO's weights with whole responses dropped by s {offpolicy: dropped by s against
-GRPO}, replay {offpolicy: replay against none}. Is it
+16 mini-batches, {seeds offpolicy: replay against none} seeds). Against GRPO: wide {offpolicy: wide
+against GRPO}, the paper's range {offpolicy: the paper's range against GRPO}, GRPO's weights with
+whole responses dropped by s {offpolicy: dropped by s against GRPO}, replay {offpolicy: replay
+against none} (undecided). At usual steps the lead changes by {offpolicy: GSPO wide less ahead of
+GRPO at usual steps} (wide) and {offpolicy: GSPO less ahead of GRPO at usual steps} (the paper's;
+{seeds offpolicy: GSPO less ahead of GRPO at usual steps} seeds
 
-the same drop rule with GRPO's weights is {offpolicy: the weight: wide against dropped by s}, minus
-GRPO with its clip so narrow that it clips {percent offpolicy: clipped of Â ≠ 0, GRPO narrow} of the
-tokens with Â ≠ 0 (wide: {percent offpolicy: clipped of Â ≠ 0, GSPO wide}) {offpolicy: the same
-share: wide against narrow GRPO}. Without a clip GSPO − GRPO is {offpolicy: without a clip: GSPO
-against GRPO}.
-
-Interaction, usual steps minus these: wide {offpolicy: GSPO wide less ahead of GRPO at usual steps},
-the paper's range {offpolicy: GSPO less ahead of GRPO at usual steps} ({seeds offpolicy: GSPO less
-ahead of GRPO at usual steps} of 16
+agree: wide is {offpolicy: the weight: wide against dropped by s} above the same drop rule with
+GRPO's weights, {offpolicy: the same share: wide against narrow GRPO} above GRPO with a clip so
+narrow that it clips {percent offpolicy: clipped of Â ≠ 0, GRPO narrow} of the tokens with Â ≠ 0
+(wide: {percent offpolicy: clipped of Â ≠ 0, GSPO wide}). But by Holm over the nine differences of
+`offpolicy` both have p {holm offpolicy: the same share: wide against narrow GRPO} (wide against
+GRPO: {holm offpolicy: wide against GRPO}), and without a clip GSPO ends below GRPO, {offpolicy:
+without a clip: GSPO against GRPO}: s
 
 (`epochs`) GRPO changes by {epochs: GRPO: μ = 4 minus μ = 1}, GSPO by {epochs: GSPO: μ = 4 minus μ
 = 1}, wide by {epochs: GSPO wide: μ = 4 minus μ = 1}.
@@ -178,7 +180,7 @@ mean square is {clipped_who: GRPO: log_w_rms} times as large
 GSPO wide ends {learning: wide against the paper's clip range} above the paper's range. Without its
 clip GSPO loses {mean learning: no clip, large steps} at large steps (4 seeds
 
-`dapo_paper` is {league_edge: dapo_paper is ahead of grpo} ahead with
+`dapo_paper` is {league_edge: dapo_paper is ahead of grpo} ahead; there
 
 flip: GSPO is {depth: GSPO against GRPO, 2.8e-4} from GRPO, replay {depth: GRPO replay against GRPO,
 2.8e-4} (4
