@@ -308,7 +308,8 @@ INPUTS = {  # what the function of an advantage may read
     "token_rewards": Input("B T", "the reward of every token: that of the response at its last "
                                   "token; with --environment that of each turn at its last token; "
                                   "with --use_kl_in_reward minus beta times kl at every token"),
-    "turn_rewards": Input("B T", "as token_rewards; a run that reads them needs an --environment"),
+    "turn_rewards": Input("B T", "the rewards of the turns, as token_rewards; a run that reads "
+                                 "them needs an --environment"),
     "parts": Input("B K", "the components of the rewards; with --environment the return first"),
     "part_weights": Input("", "K numbers, --reward_weights"),
     "group_size": Input("", "G, --num_generations; at least 2 for an advantage that reads it"),

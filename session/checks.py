@@ -225,8 +225,7 @@ def check_advantage(settings):
     examples |= dict(parts=parts, part_weights=[1.0, 1.0], mask=zeros == 0, old_logp=zeros,
                      entropy=zeros)
     for name in find_missing(check_row(settings.advantage), examples):
-        refuse(settings, "advantage", f"reads {name} ({INPUTS[name].meaning}), which nothing in "
-               "this run provides")
+        refuse(settings, "advantage", f"reads {name}, which is missing: {INPUTS[name].meaning}")
     where = f"on three groups of {G} rewards (0 and 1 in turn, all 0, all 1)"
     with explain_errors(f"--advantage {settings.advantage} fails {where}"):
         A = estimate_advantages(settings.advantage, rewards, G, settings.scale_rewards, **examples)
