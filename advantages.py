@@ -237,9 +237,9 @@ def as_decimals(x):
     """x in float64, each number as the decimal that it prints as: 0.1, not float32's 0.100000001.
     Ten times 0.1 is then 1, and rounding differences do not become advantages."""
     double = x.double()
-    some = (x != 0) & x.isfinite()
-    text = x[some].detach().cpu().numpy().astype(str)
-    return double.masked_scatter(some, torch.from_numpy(text.astype("float64")).to(x.device))
+    nonzero = (x != 0) & x.isfinite()
+    text = x[nonzero].detach().cpu().numpy().astype(str)
+    return double.masked_scatter(nonzero, torch.from_numpy(text.astype("float64")).to(x.device))
 
 
 def without_rounding(sums, sizes):
@@ -352,8 +352,8 @@ def find_missing(row, inputs):
     needs = [x for x in row.reads if known[x].default is inspect.Parameter.empty]
     turns = row.places_rewards and inputs.get("turn_rewards") is not None
     needs += ["mask"] * row.places_rewards + ["parts", "part_weights"] * turns
-    given = {*inputs, "rewards", "group_size", "scale", "token_rewards"}
-    return [x for x in dict.fromkeys(needs) if x not in given]
+    provided = {*inputs, "rewards", "group_size", "scale", "token_rewards"}
+    return [x for x in dict.fromkeys(needs) if x not in provided]
 
 
 def estimate_advantages(name, rewards, group_size, scale="group", **inputs):
@@ -445,8 +445,8 @@ def groups_with_signal(name, rewards, group_size, scale="group", **inputs):
     of its own that is no turn's (GAE, whitened returns), and where the row reads what is not in
     inputs: the groups with different rewards."""
     row = check_row(name)
-    given = {*inputs, "rewards", "group_size", "scale"}
-    if not {*row.reads} <= given or row.per == "token" and "turn_rewards" not in row.reads:
+    provided = {*inputs, "rewards", "group_size", "scale"}
+    if not {*row.reads} <= provided or row.per == "token" and "turn_rewards" not in row.reads:
         return has_signal(rewards, group_size)                                   # [prompts]
     advantages = estimate_advantages(name, rewards, group_size, scale, **inputs)  # [B] or [B, T]
     return advantages.reshape(len(rewards) // group_size, -1).ne(0).any(-1)      # [prompts]

@@ -115,7 +115,9 @@ def evaluate(sampler, task, problems, samples, temperature, seed=0, progress=Non
     indices = share(len(problems))
     generator = torch.Generator().manual_seed(seed)
     uniforms = task.draw_uniforms(generator, len(problems), G)                     # [n, G, T]
-    names = ("texts", "rewards", "parts", "lengths", "truncated", *["games"] * task.played)
+    names = ["texts", "rewards", "parts", "lengths", "truncated"]
+    if task.played:
+        names.append("games")
     answers = {name: [] for name in names}
     starts = range(indices.start, indices.stop, max(1, ROWS // G))
     for start in tqdm(starts, desc=progress, disable=None if progress else True, leave=False):
@@ -143,9 +145,9 @@ def held_out(settings, learner, task):
     if not settings.eval_samples:
         return None
     actor = learner.actor
-    frozen = not all(p.requires_grad for p in actor.policy.parameters())     # in 16 bits, with half
-    halved = autocast(actor.policy.device, settings.half if frozen else None)
-    with gathered(actor) as policy, halved:
+    frozen = not all(p.requires_grad for p in actor.policy.parameters())     # held in 16 bits
+    dtype = settings.autocast_dtype if frozen else None
+    with gathered(actor) as policy, autocast(actor.policy.device, dtype):
         sampler = make_sampler(settings, policy, learner.tokenizer, task)
         return {kind: evaluate(sampler, task, task.test[:settings.eval_prompts],
                                settings.eval_samples, temperature)

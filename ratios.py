@@ -43,6 +43,13 @@ def mean_over_tokens(x, mask):
     return x.masked_fill(~mask, 0.0).sum(-1) / mask.sum(-1).clamp(min=1)
 
 
+def masked_mean(x, mask):
+    """The mean of the entries of x that the mask (of x's shape) keeps, a number; None if there are
+    none."""
+    chosen = x[mask]                                                                # [kept]
+    return chosen.mean().item() if len(chosen) else None
+
+
 def token_log_ratio(logp, old_logp, mask):
     """log w_t = log π_new(y_t) - log π_old(y_t), [B, T], 0 outside the mask."""
     check_per_token(mask, logp=logp, old_logp=old_logp)

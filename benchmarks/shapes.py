@@ -9,7 +9,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from features.lora import add_adapters
 from losses import policy_loss
 from plumbing.model.actor import make_scorer
-from plumbing.model.halves import halve_matrices
+from plumbing.model.frozen import round_frozen
 from rollout import Rollout
 
 # (model type, hidden, layers, heads, key-value heads, feed-forward, vocabulary[, head])
@@ -71,8 +71,8 @@ def run_updates(settings, policy, phase=lambda name: nullcontext()):
         meta = policy.device.type == "meta"
         policy = add_adapters(policy.float(), settings)
         policy = policy.to_empty(device="meta") if meta else policy
-    if settings.half:
-        halve_matrices(policy, settings.half)
+    if settings.autocast_dtype:
+        round_frozen(policy, settings.autocast_dtype)
     rows = min(settings.micro_batch_size or rows, rows)
 
     def make_batch(rows):

@@ -64,9 +64,9 @@ class Critic(Feature):
         mask = micro.rollout.mask                                                   # [B, T]
         values = micro.extras["values"]                                             # [B, T]
         per_token = mask / mini.rollout.mask.sum().clamp(min=1)                     # [B, T]
-        given = {x: micro.extras.get(x) for x in ("kl", "beta", "turn_rewards")}
+        inputs = {x: micro.extras.get(x) for x in ("kl", "beta", "turn_rewards")}
         rewards = place_rewards(micro.rewards, mask, parts=micro.parts,
-                                part_weights=self.task.weights(micro.parts), **given)    # [B, T]
+                                part_weights=self.task.weights(micro.parts), **inputs)    # [B, T]
         _, returns = gae(rewards, values, mask, lam=self.lam)                       # [B, T]
         loss = value_loss(scores.values, values, returns, mask, per_token)
         return {"value_loss": COEF * loss}

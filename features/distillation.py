@@ -20,11 +20,12 @@ from dataclasses import dataclass, replace
 import torch
 
 from advantages import ADVANTAGES, distillation
-from features.feature import Feature, flag, masked_mean, refuse, unescape
+from features.feature import Feature, flag, refuse, unescape
 from features.moving import list_weights, move_towards, restore_weights
 from losses import OBJECTIVES
 from plumbing.data.task import encode_prompt
 from plumbing.refusal import Refusal
+from ratios import masked_mean
 
 
 @dataclass(frozen=True)
@@ -94,8 +95,8 @@ class Distillation(Feature):
             self.teacher, tokenizer = run.load_checkpoint("teacher_model_name_or_path")
             check_one_tokenizer(settings.teacher_model_name_or_path, run.tokenizer, tokenizer)
             return
-        self.most = run.most_tokens()
-        check_hints(settings, run.task, run.tokenizer, self.most)
+        self.max_tokens = run.max_tokens()
+        check_hints(settings, run.task, run.tokenizer, self.max_tokens)
         if settings.teacher_update_rate:
             self.teacher = run.load_reference()
 
@@ -106,7 +107,7 @@ class Distillation(Feature):
         rollout = replace(batch.rollout, forced_routes=None)     # its routers choose by themselves
         if settings.self_distillation:
             rollout = hinted(settings, self.run.task, self.run.tokenizer, batch)
-            check_room(self.most, rollout.prompt_ids.shape[1], rollout.mask.shape[1])
+            check_room(self.max_tokens, rollout.prompt_ids.shape[1], rollout.mask.shape[1])
         logp = learner.score(rollout, scorer=self.teacher).logp                     # [B, T]
         taught = find_taught(settings.self_distillation, batch)                     # [B]
         batch.extras["taught"] = taught
@@ -136,10 +137,10 @@ class Distillation(Feature):
             restore_weights(self.teacher, state.get("teacher"))
 
 
-def check_one_tokenizer(name, own, other):
+def check_one_tokenizer(name, policy_tokenizer, teacher_tokenizer):
     """Raises Refusal unless every token of one tokenizer has the same number in the other."""
-    mine = own.get_vocab()
-    theirs = other.get_vocab()
+    mine = policy_tokenizer.get_vocab()
+    theirs = teacher_tokenizer.get_vocab()
     differ = [token for token in {**mine, **theirs} if mine.get(token) != theirs.get(token)]
     if differ:
         raise Refusal(f"--teacher_model_name_or_path {name} has another tokenizer than the "
@@ -149,25 +150,27 @@ def check_one_tokenizer(name, own, other):
 
 # ----------------------------------------------------------------------------------------- hints
 
-def check_hints(settings, task, tokenizer, most):
+def check_hints(settings, task, tokenizer, max_tokens):
     """Raises Refusal if a prompt with its hint, and a response after it, is longer than the
-    `most` tokens that the policy can read (None: any number). A response of the same group has at
+    `max_tokens` that the policy can read (None: any number). A response of the same group has at
     most --max_completion_length tokens."""
     sibling = settings.self_distillation == "sibling"
-    some = task.train[:1] if most is None else task.train
-    problems = [replace(problem, answer="") if sibling else problem for problem in some]
+    tried = task.train[:1] if max_tokens is None else task.train
+    problems = [replace(problem, answer="") if sibling else problem for problem in tried]
     longest = max(len(hinted_prompt(settings, task, tokenizer, problem)) for problem in problems)
-    check_room(most, longest + sibling * task.max_completion_length, task.max_completion_length)
+    if sibling:
+        longest += task.max_completion_length
+    check_room(max_tokens, longest, task.max_completion_length)
 
 
-def check_room(most, longest, response):
+def check_room(max_tokens, longest, response):
     """Raises Refusal if `longest` tokens, a prompt with its hint, and a response do not fit."""
-    if most is not None and longest + response > most:
+    if max_tokens is not None and longest + response > max_tokens:
         raise Refusal(
             f"--self_distillation: a prompt with its hint can have {longest} tokens, and with "
             f"--max_completion_length {response} it needs {longest + response} positions; the "
-            f"policy has {most}: lower --max_completion_length, or --max_prompt_length to leave "
-            "out longer prompts, or shorten --hint_template")
+            f"policy has {max_tokens}: lower --max_completion_length, or --max_prompt_length to "
+            "leave out longer prompts, or shorten --hint_template")
 
 
 def find_right(batch):

@@ -149,12 +149,6 @@ def has_hook(feature, hook):
     return overridden and getattr(feature, hook) is not None
 
 
-def masked_mean(x, mask):
-    """The mean of the entries of x that the mask (of x's shape) keeps; None if there are none."""
-    chosen = x[mask]                                                                # [kept]
-    return chosen.mean().item() if len(chosen) else None
-
-
 def refuse(settings, name, words):
     """Raise the one line about a flag and its value: what it must be or needs."""
     value = getattr(settings, name)

@@ -38,21 +38,21 @@ class FourBit(Feature):
 
     @classmethod
     def load(cls, settings, policy, folder):
-        return quantize(policy, settings.half)
+        return quantize(policy, settings.autocast_dtype)
 
     @classmethod
     def wrap_sampler(cls, settings, sampler, training):
         return AutocastSampler(sampler, settings) if training else sampler
 
 
-def quantize(policy, half=None):
+def quantize(policy, dtype=None):
     """Replace all linear layers but the LM head by 4-bit layers. Their weights are quantized when
-    the policy is moved to its device. half: the dtype in which they multiply; None: float32. Raises
+    the policy is moved to its device. dtype: in which they multiply; None: float32. Raises
     Refusal for a model without linear layers or with experts."""
     from bitsandbytes.nn import Linear4bit, Params4bit
     for name, linear in layers_to_quantize(policy):
         small = Linear4bit(linear.in_features, linear.out_features, linear.bias is not None,
-                           compute_dtype=half or torch.float32, quant_type="nf4", device="meta")
+                           compute_dtype=dtype or torch.float32, quant_type="nf4", device="meta")
         small.weight = Params4bit(linear.weight.data, quant_type="nf4", module=small)
         small.bias = linear.bias
         small.support_avx512bf16_for_cpu = False             # would make sampling alone bfloat16
@@ -65,5 +65,5 @@ class AutocastSampler(Wrapper):
     """Samples from the weights that are trained, in the arithmetic of scoring and updates."""
 
     def sample(self, *inputs, **options):
-        with autocast(self.policy.device, self.settings.half):
+        with autocast(self.policy.device, self.settings.autocast_dtype):
             return self.sampler.sample(*inputs, **options)

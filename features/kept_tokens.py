@@ -132,4 +132,4 @@ class KeptSets:
         """For the places `where` [N] among the B·T, `size` at a time: functions that put -inf into
         the logits [n, V] of the tokens that could not be drawn there."""
         ids = self.ids.flatten(0, 1).index_select(0, where)                         # [N, K]
-        return [partial(mask_others, kept=some) for some in ids.split(size)]
+        return [partial(mask_others, kept=chunk) for chunk in ids.split(size)]

@@ -1,7 +1,7 @@
 """LoRA (2106.09685, by peft): small trained low-rank products beside frozen matrices.
 
 A frozen matrix needs no gradient and no AdamW moments, and with --bf16 or --fp16 it is held in 16
-bits (plumbing/model/halves.py): about 2 bytes per parameter instead of 16. The policy is the base
+bits (plumbing/model/frozen.py): about 2 bytes per parameter instead of 16. The policy is the base
 model of a PeftModel, policy.peft_model, which saves, merges and switches off the adapters. The
 reference of --beta is the model without adapters. Checkpoints are peft's. A run that starts from an
 adapter's checkpoint continues to train that adapter.

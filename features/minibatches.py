@@ -28,23 +28,23 @@ class Minibatches(Feature):
 
     def __init__(self, run):
         self.last = None         # the mini-batch whose micro-batches arrive
-        self.found = []          # of the mini-batches of this rollout batch: lists of responses
+        self.records = []        # of the mini-batches of this rollout batch: lists of responses
 
     def loss(self, micro, scores, mini):
         """Add nothing to the loss; record the micro-batch. A response: its reward, its advantage
         (a number, or one per token), old_logp and logp of its loss tokens in nats."""
         if mini is not self.last:
             self.last = mini
-            self.found.append([])
-        self.found[-1] += responses(micro, scores.logp.detach())
+            self.records.append([])
+        self.records[-1] += responses(micro, scores.logp.detach())
         return {}
 
     def report(self, folder, record):
-        if self.found:
-            line = json.dumps({"step": record["step"], "minibatches": self.found})
+        if self.records:
+            line = json.dumps({"step": record["step"], "minibatches": self.records})
             with open(folder / "minibatches.jsonl", "a", encoding="utf-8") as file:
                 file.write(line + "\n")
-        self.found = []
+        self.records = []
         self.last = None
 
 

@@ -59,8 +59,8 @@ class Mismatch(Feature):
 
 def read_mask_bounds(settings):
     """(low, high) of --mismatch_mask."""
-    usual = (1e-4, 100.0) if settings.mismatch_mask == "outlier" else (0.5, 5.0)
-    return tuple(settings.mismatch_mask_bounds or usual)
+    defaults = (1e-4, 100.0) if settings.mismatch_mask == "outlier" else (0.5, 5.0)
+    return tuple(settings.mismatch_mask_bounds or defaults)
 
 
 def mismatch_correction(settings, old_logp, rollout):

@@ -11,9 +11,10 @@ The reference is the starting policy. With --sync_ref_model it follows the polic
 from dataclasses import dataclass
 
 from advantages import ADVANTAGES
-from features.feature import Feature, flag, masked_mean, refuse
+from features.feature import Feature, flag, refuse
 from features.moving import list_weights, move_towards, restore_weights
 from losses import kl_penalty
+from ratios import masked_mean
 
 
 @dataclass(frozen=True)

@@ -39,11 +39,11 @@ class RoutingReplay(Feature):
 
     @classmethod
     def check(cls, settings):
-        kind = settings.routing_replay
-        if kind == "old" and settings.old_logp == "sampler":
+        replay = settings.routing_replay
+        if replay == "old" and settings.old_logp == "sampler":
             refuse(settings, "old_logp", "cannot be combined with --routing_replay old: it reuses "
                    "the routes of the recomputation; --routing_replay rollout reuses the sampler's")
-        if kind == "rollout" and settings.sampler:
+        if replay == "rollout" and settings.sampler:
             refuse(settings, "sampler", "cannot be combined with --routing_replay rollout: only "
                    "the built-in sampler records routes")
 
@@ -62,7 +62,7 @@ class RoutingReplay(Feature):
         if not find_routers(run.actor.policy):
             raise Refusal("--routing_replay needs a mixture of experts: this model is dense, or "
                           "its routers are not separate modules")
-        check_gates(run.actor.policy, run.settings.half)
+        check_gates(run.actor.policy, run.settings.autocast_dtype)
 
     def after_scoring(self, learner, batch, old):
         """From here on the routes of π_old's own forwards are forced, if there were any: they are
@@ -70,12 +70,12 @@ class RoutingReplay(Feature):
         self.learner = learner
         if old.passes is None:
             return
-        own = None
+        free = None
         if self.settings.routing_replay == "rollout":     # the old log-probs have forced routes
-            free = learner.score(replace(batch.rollout, forced_routes=None))
-            own = free.routes
-            batch.free_logp = free.logp                                             # [B, T]
-        routes = recorded_routes(old.passes, batch.rollout, own)
+            scores = learner.score(replace(batch.rollout, forced_routes=None))
+            free = scores.routes
+            batch.free_logp = scores.logp                                           # [B, T]
+        routes = recorded_routes(old.passes, batch.rollout, free)
         batch.rollout = replace(batch.rollout, forced_routes=routes)
 
     def metrics(self, batch, mini, new):
@@ -85,21 +85,21 @@ class RoutingReplay(Feature):
         if not isinstance(routes, RecordedRoutes):
             return {}
         free = self.learner.score(replace(mini.rollout, forced_routes=None)).routes  # [L, B, T, ·]
-        mini.extras["free_routes"] = (mini.rollout.forced_routes.own or mini.routes, free)
+        mini.free_routes = (mini.rollout.forced_routes.free or mini.routes, free)
         tokens = max(1, int(batch.rollout.mask.sum()))
         size = sum(x.nbytes for p in routes.recorded.passes for x in p)
         return {"route_bytes_per_token": size / tokens}
 
 
 @torch.no_grad()
-def check_gates(policy, half):
-    """Refuse a policy whose routers compute their gates in an unknown way. half: the format of
+def check_gates(policy, dtype):
+    """Refuse a policy whose routers compute their gates in an unknown way. dtype: that of
     autocast, or None."""
     ids = torch.tensor([[0, 1]], device=policy.device)                              # [1, 2]
     try:
-        with autocast(policy.device, half), record_routes(policy) as routes:
+        with autocast(policy.device, dtype), record_routes(policy) as routes:
             policy(input_ids=ids)
-        with autocast(policy.device, half), replay_routes(policy, routes):
+        with autocast(policy.device, dtype), replay_routes(policy, routes):
             policy(input_ids=ids)
     except UnknownRouter as error:
         raise Refusal(f"--routing_replay: {error}") from None
@@ -114,23 +114,23 @@ class RecordedRoutes:
 
     recorded: Routes
     responses: int               # B
-    own: Pass | None = None      # [L, B, T, ·] the routers' own choice, where `recorded` was forced
+    free: Pass | None = None     # [L, B, T, ·] the routers' own choice if `recorded` was forced
 
     def take(self, rows):
         passes = take_shared(self.recorded.passes, self.responses, rows)
-        return RecordedRoutes(Routes(passes), len(rows), self.own and self.own.take(rows))
+        return RecordedRoutes(Routes(passes), len(rows), self.free and self.free.take(rows))
 
     def fit_to_forwards(self, rollout):
         return self.recorded
 
 
-def recorded_routes(routes, rollout, own=None):
+def recorded_routes(routes, rollout, free=None):
     """The RecordedRoutes of the forwards that scored a rollout. They may have been several, for
     micro-batches or processes, each with a row of the shared prefix: the first is kept."""
     prefix, *others = routes.passes
     if prefix.indices.shape[2] == rollout.prefix:
         routes = Routes([prefix.take(torch.zeros(1, dtype=torch.long)), *others])
-    return RecordedRoutes(routes, len(rollout.mask), own)
+    return RecordedRoutes(routes, len(rollout.mask), free)
 
 
 def take_shared(passes, B, rows):
@@ -159,7 +159,7 @@ class SampledRoutes:
                     for x, fill in zip(part.prompts, (-1, 0))] for part in parts]
         responses = [[F.pad(x, (0, 0, 0, T - 1 - x.shape[2]), value=fill)
                       for x, fill in zip(part.responses, (-1, 0))] for part in parts]
-        joined = [Pass(*(torch.cat(x, 1) for x in zip(*some))) for some in (prompts, responses)]
+        joined = [Pass(*(torch.cat(x, 1) for x in zip(*each))) for each in (prompts, responses)]
         return SampledRoutes(*joined, self.together)
 
     def fit_to_forwards(self, rollout):

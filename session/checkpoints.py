@@ -202,7 +202,7 @@ class Saver:
         self.signals.training = True
         return self
 
-    def __exit__(self, kind, error, trace):
+    def __exit__(self, error_type, error, trace):
         self.signals.training = False
         if self.snapshot and isinstance(error, (Exception, SystemExit)):
             with suppress(Exception):                        # the first error is the one to report
@@ -222,7 +222,7 @@ class Saver:
         updated = learner.schedule.state_dict() != self.snapshot["schedule"]
         state = self.snapshot | self.optimizer_state()
         save(self.folder, learner.actor.policy, learner.tokenizer, state)
-        updates = ", with the updates that this batch had made" * updated
+        updates = ", with the updates that this batch had made" if updated else ""
         print(f"\nerror in batch {step + 1}; {self.folder}/checkpoints/step_{step} was saved"
               f"{updates}; --resume continues from it")
 

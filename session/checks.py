@@ -151,7 +151,7 @@ def check_batch(settings):
         rows = getattr(settings, name)
         if rows and rows % G and G % rows:
             refuse(settings, name, f"must divide --num_generations {G} or be a multiple of it")
-    if settings.scoring_batch_size and settings.half:
+    if settings.scoring_batch_size and settings.autocast_dtype:
         refuse(settings, "scoring_batch_size", f"cannot be combined with {settings.arithmetic}, "
                "whose rounding depends on the number of rows: scoring uses the passes of the "
                "update, so that the first ratio is 1")

@@ -54,21 +54,20 @@ class Learner:
     @torch.no_grad()
     def score(self, rollout, entropy=False, scorer=None):
         """response_logp of a whole rollout without gradient, in micro-batches -> Scores. scorer:
-        another than the policy's."""
-        # In 16 bits with as many rows as in an update, so that both round alike; else all at once.
-        as_in_update = self.settings.micro_batch_size or self.settings.half
-        other = scorer or self.actor
-        record = self.settings.old_logp == "recompute" and other.routed      # the routers' choices
-        chunks = []
+        another than the actor."""
+        settings = self.settings
+        scorer = scorer or self.actor
+        record = settings.old_logp == "recompute" and scorer.routed      # the routers' choices
         B = len(rollout.mask)
-        size = self.settings.scoring_batch_size
-        size = size or (self.rows_per_pass() if as_in_update else B)
+        # in 16 bits with as many rows as in an update, so that both round alike
+        as_in_update = settings.micro_batch_size or settings.autocast_dtype
+        size = settings.scoring_batch_size or (self.rows_per_pass() if as_in_update else B)
+        chunks = []
         for rows in self.split(torch.arange(B), size):
-            part = rollout.take(rows)
-            with forced(other.policy, part):
-                scores = (scorer or self.response_logp)(
-                    part, temperature=self.settings.temperature, entropy=entropy,
-                    record=record)
+            chunk = rollout.take(rows)
+            with forced(scorer.policy, chunk):
+                scores = scorer(chunk, temperature=settings.temperature, entropy=entropy,
+                                record=record)
             chunks.append(replace(scores, hidden=None))
         chunks = self.gather(chunks)
         return chunks[0] if len(chunks) == 1 else join_scores(chunks)
@@ -78,7 +77,7 @@ class Learner:
         without a gradient are left out."""
         rows = torch.arange(len(mini.problems))                                     # [B]
         if self.skip_zero_variance:
-            size = self.rows_per_pass() if self.settings.half else None
+            size = self.rows_per_pass() if self.settings.autocast_dtype else None
             rows = skipped_groups.find_live_rows(mini, size)                        # [n]
         return self.split(rows, self.rows_per_pass())
 
@@ -95,7 +94,7 @@ class Learner:
         G = settings.num_generations
         rows = settings.prompts_per_step // settings.steps_per_generation // self.world * G
         size = settings.micro_batch_size or rows
-        while settings.half and size > G and rows % size:
+        while settings.autocast_dtype and size > G and rows % size:
             size -= G
         return size
 

@@ -15,7 +15,7 @@ from losses import STATISTICS
 from session import checkpoints, screen
 from plumbing.parallel import processes
 from plumbing.speed.graphs import guard
-from ratios import cross_entropy, ratio_stats, sequence_ratio
+from ratios import cross_entropy, masked_mean, ratio_stats, sequence_ratio
 from routes import flip_rate, router_shift
 
 ROUNDING = 1e-10  # upper bound on Var[log w] of an unchanged policy that is scored twice in float32
@@ -106,16 +106,10 @@ def mismatch_kl(old_logp, sampler_logp, mask):
     return masked_mean(torch.expm1(d) - d, mask)
 
 
-def masked_mean(x, mask):
-    """As features.feature.masked_mean; here a reader of the loop need not open that file."""
-    chosen = x[mask]                                                                # [kept]
-    return chosen.mean().item() if len(chosen) else None
-
-
 def free_routes(mini, new):
     """(old, new): what the routers choose by themselves under both policies, Pass [L, B, T, ·]
     each, also where a feature forces other experts; None for what was not recorded."""
-    return mini.extras.get("free_routes", (mini.routes, new.routes))
+    return mini.free_routes or (mini.routes, new.routes)
 
 
 def batch_record(settings, task, batch, mini, new, updates, metrics_hooks):
@@ -124,10 +118,10 @@ def batch_record(settings, task, batch, mini, new, updates, metrics_hooks):
     metrics_hooks: the features' `metrics`."""
     rollout = batch.rollout
     mask = rollout.mask
-    more = {}
+    feature_metrics = {}
     for metrics in metrics_hooks:
-        more |= metrics(batch, mini, new)
-    if tensors := [name for name, x in more.items() if isinstance(x, torch.Tensor)]:
+        feature_metrics |= metrics(batch, mini, new)
+    if tensors := [name for name, x in feature_metrics.items() if isinstance(x, torch.Tensor)]:
         raise ValueError(f"metric {tensors[0]} of a feature is a tensor: return its .item()")
     flips = None
     free = free_routes(mini, new)
@@ -140,7 +134,7 @@ def batch_record(settings, task, batch, mini, new, updates, metrics_hooks):
             **update_metrics(updates),
             **policy_metrics(mini.old_logp, new.logp, mini.rollout.mask),
             "entropy": masked_mean(new.entropy, mini.rollout.mask),
-            "mismatch_kl": mismatch, "cuda_graphs": rollout.replayed, **more,
+            "mismatch_kl": mismatch, "cuda_graphs": rollout.replayed, **feature_metrics,
             "flip_rate": sum(flips) / len(flips) if flips else None, "flip_rate_per_layer": flips}
 
 
@@ -296,8 +290,9 @@ def format_line(record, steps, seconds_left, collapsed):
     named = "  ".join(f"{name} {mean:.2f}" for name, mean in parts.items())
     low = record["clip_low"]
     high = record["clip_high"]
-    seconds = sum(record[f"seconds_{lap}"] for lap in ("rollout", "logp", "update"))
-    words = [
+    seconds = sum(record[f"seconds_{phase}"] for phase in ("rollout", "logp", "update"))
+    bad = record["skipped"] - record["overflows"]
+    columns = [
         f"batch {record['step']:{len(str(steps))}}/{steps}", f"reward {record['reward']:.2f}",
         f"({named})" if len(parts) > 1 else "", f"pass {record['pass_rate']:.2f}",
         f"zero-var {record['zero_variance_groups']:.2f}", f"len {record['length']:5.1f}",
@@ -305,10 +300,10 @@ def format_line(record, steps, seconds_left, collapsed):
         f"var log w {record['log_w_var']:.1e} log s {record['log_s_var']:.1e}",
         "" if flips is None else f"flips {flips:5.1%}",
         "" if perplexity is None else f"ppl {perplexity:.3f}",
-        f"|g| {record['grad_norm']:.2f}", f"{seconds:.1f} s", f"{seconds_left:.0f} s left"]
-    bad = record["skipped"] - record["overflows"]
-    skipped = f"  {bad} bad update(s) skipped" if bad else ""
-    return "  ".join(filter(None, words)) + f"  COLLAPSED? {collapsed}" * bool(collapsed) + skipped
+        f"|g| {record['grad_norm']:.2f}", f"{seconds:.1f} s", f"{seconds_left:.0f} s left",
+        f"COLLAPSED? {collapsed}" if collapsed else "",
+        f"{bad} bad update(s) skipped" if bad else ""]
+    return "  ".join(filter(None, columns))
 
 
 # ---------------------------------------------------------------------- one group's tokens
@@ -331,49 +326,69 @@ def group_record(mini, new, learner, task):
     Numbers are rounded to 1e-7, far less than GSPO's clip range of 3e-4. Numbers that are not
     finite become null.
     """
-    G = mini.rollout.group_size
-    moves = mini.advantages.reshape(len(mini.problems) // G, -1).ne(0).any(-1)      # [Q]
-    group = int(moves.int().argmax())                        # the first such group, or group 0
-    rows = torch.arange(group * G, (group + 1) * G)          # [G]
+    rows = find_first_group(mini)                                                   # [G]
     shown = mini.take(rows)
     rollout = shown.rollout
-    per_token = {"old_logp": shown.old_logp, "new_logp": new.logp[rows],
-                 "sampler_logp": rollout.sampler_logp}
-    free = free_routes(mini, new)
-    if all(free):
-        per_token["old_experts"], per_token["new_experts"] = (x.indices[:, rows] for x in free)
-        per_token["router_shift"] = router_shift(
-            shown.routes.logits, new.routes.logits[:, rows], shown.routes.indices, rollout.mask)
-    if shown.factors is not None:
-        per_token["factors"] = shown.factors
-    for tokens in learner.features.hooks["tokens"]:
-        per_token |= tokens(rollout)
-    mask = rollout.mask.tolist()                             # [G, T]
-    truncated = rollout.truncated.tolist()                   # even if its tokens left the loss
-    ends = [len(row) - row[::-1].index(True) if any(row) else len(row) if cut_off else 0
-            for row, cut_off in zip(mask, truncated)]
-
-    def cut(x):
-        """What each response has of x up to its end."""
-        if isinstance(x, list):
-            return [row[:end] for row, end in zip(x, ends)]
-        if x.dim() == 4:
-            return [x[:, i, :end].tolist() for i, end in enumerate(ends)]           # [L, t, K] each
-        return [rounded(row) for row in cut(x.tolist())]
-
-    ids = cut(rollout.response_ids.tolist())
+    ends = response_ends(rollout)
+    mask = rollout.mask.tolist()                                                    # [G][T]
+    ids = cut(rollout.response_ids.tolist(), ends)
     decode = learner.tokenizer.decode
     A = shown.advantages
     record = {
         "step": mini.step, "prompt": decode(rollout.prompt_ids[0][rollout.prompt_mask[0]].tolist()),
         "ids": ids, "tokens": [[decode([token]) for token in row] for row in ids],
-        "mask": [[int(m) for m in row] for row in cut(mask)],
+        "mask": [[int(m) for m in row] for row in cut(mask, ends)],
         "rewards": rounded(shown.rewards.tolist()),
-        "advantages": rounded(A.tolist()) if A.dim() == 1 else cut(A),
+        "advantages": rounded(A.tolist()) if A.dim() == 1 else cut(A, ends),
         "cut_off": [not any(row) for row in mask]}
     if task.first_error:
         record["first_error"] = [*map(task.first_error, rollout.texts, shown.problems)]
-    return record | {name: cut(x) for name, x in per_token.items()}
+    values = token_values(mini, new, rows, shown)
+    for tokens in learner.features.hooks["tokens"]:
+        values |= tokens(rollout)
+    return record | {name: cut(x, ends) for name, x in values.items()}
+
+
+def find_first_group(mini):
+    """The responses [G] of the first group of a mini-batch in which not all advantages are 0, or
+    of its first group."""
+    G = mini.group_size
+    moves = mini.advantages.reshape(len(mini.problems) // G, -1).ne(0).any(-1)      # [Q]
+    group = int(moves.int().argmax())
+    return torch.arange(group * G, (group + 1) * G)
+
+
+def token_values(mini, new, rows, shown):
+    """{name: [G, T], experts [L, G, T, K]} of the responses `rows` [G] of a mini-batch, which are
+    `shown`."""
+    values = {"old_logp": shown.old_logp, "new_logp": new.logp[rows],
+              "sampler_logp": shown.rollout.sampler_logp}
+    free = free_routes(mini, new)
+    if all(free):
+        values["old_experts"], values["new_experts"] = (x.indices[:, rows] for x in free)
+        values["router_shift"] = router_shift(
+            shown.routes.logits, new.routes.logits[:, rows], shown.routes.indices,
+            shown.rollout.mask)
+    if shown.factors is not None:
+        values["factors"] = shown.factors
+    return values
+
+
+def response_ends(rollout):
+    """The place after the last loss token of each response; T for one that reached the length
+    limit, even if its tokens left the loss."""
+    rows = zip(rollout.mask.tolist(), rollout.truncated.tolist())
+    return [len(row) - row[::-1].index(True) if any(row) else len(row) if cut_off else 0
+            for row, cut_off in rows]
+
+
+def cut(x, ends):
+    """What each response has of x up to its end, as lists."""
+    if isinstance(x, list):
+        return [row[:end] for row, end in zip(x, ends)]
+    if x.dim() == 4:
+        return [x[:, i, :end].tolist() for i, end in enumerate(ends)]               # [L, t, K] each
+    return [rounded(row) for row in cut(x.tolist(), ends)]
 
 
 def rounded(values):

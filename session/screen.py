@@ -75,7 +75,7 @@ ROUNDING = {"bfloat16": (0.027, "--bf16 false"), "float16": (0.0033, "--fp16 fal
 def describe_rounding(settings):
     """A note where three times the rounding of log s is more than the narrower end of its clip
     range in responses of ten tokens or more, else []."""
-    used = "TF32" if settings.tf32 and not settings.half else settings.arithmetic
+    used = "TF32" if settings.tf32 and not settings.autocast_dtype else settings.arithmetic
     if used not in ROUNDING or not settings.row.clips_s:
         return []
     error, without = ROUNDING[used]

@@ -175,9 +175,9 @@ def select_for_evaluation(resolved, typed):
     same = typed.get("dataset_name", dataset) == dataset
     kinds = ("kept", "problems") if same else ("kept",)
     names = {f.name for f in flags() if f.metadata.get("evaluation") in kinds}
-    usual = vars(Settings())
-    return {name: resolved[name] for name in usual if name in names and name not in typed
-            and resolved.get(name, usual[name]) != usual[name]}
+    defaults = vars(Settings())
+    return {name: resolved[name] for name in defaults if name in names and name not in typed
+            and resolved.get(name, defaults[name]) != defaults[name]}
 
 
 def describe_settings(run, kept, typed):

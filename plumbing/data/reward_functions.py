@@ -292,9 +292,9 @@ def load_math_verify():
 def last_box(text):
     r"""The content of the last \boxed{…} of a text; "" if it is empty or has no end; None if there
     is no box."""
-    _, found, rest = text.rpartition(r"\boxed")
+    _, box, rest = text.rpartition(r"\boxed")
     rest = rest.lstrip()
-    if not found or rest and rest[0] != "{":                 # \boxed 5
+    if not box or rest and rest[0] != "{":                 # \boxed 5
         return None
     depth = 0
     for place in re.finditer(r"\\.|[{}]", rest, re.S):       # \{ is no brace

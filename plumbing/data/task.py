@@ -70,18 +70,18 @@ class Task:
         the same responses from the same policy. The first own_length of a response come from
         `generator`, further ones, drawn position by position, from a second one."""
         T = self.max_completion_length
-        own = self.own_length or T
+        limit = self.own_length or T
         beyond = torch.Generator().manual_seed(-1 - generator.initial_seed())
-        uniforms = torch.rand(*rows, own, generator=generator)[..., :T]                 # [*rows, ·]
-        if T <= own:
+        uniforms = torch.rand(*rows, limit, generator=generator)[..., :T]               # [*rows, ·]
+        if T <= limit:
             return uniforms                                                             # [*rows, T]
-        further = torch.rand(T - own, *rows, generator=beyond)                          # [·, *rows]
+        further = torch.rand(T - limit, *rows, generator=beyond)                        # [·, *rows]
         return torch.cat([uniforms, further.movedim(0, -1)], -1)                        # [*rows, T]
 
     @property
     def component_names(self):
         """The names of the K components of the reward. A response is right if the first is 1."""
-        names = ["return"] * self.played
+        names = ["return"] if self.played else []
         names += [name for f in self.reward_functions for name in f.names or [f.name]]
         return names or ["correct"]
 

@@ -38,7 +38,7 @@ def load_task(settings, dataset_name, test_dataset_name=None, rows=None):
     rows = rows and [(f"{dataset_name} row {i}", row) for i, row in enumerate(rows, 1)]
     train, test, notes = load_problems(dataset_name, test_dataset_name, settings.columns, rows,
                                        environment)
-    verifiers = settings.verifier or ["math"] * (not environment)
+    verifiers = settings.verifier or ([] if environment else ["math"])
     columns = list(dict.fromkeys(name for p in [*train, *test] for name in p.row))
     time_limit = settings.verifier_timeout or ANSWER_LIMIT
     functions = tuple(make_reward_function(verifier, time_limit, columns)
@@ -56,10 +56,10 @@ def load_task(settings, dataset_name, test_dataset_name=None, rows=None):
     for f in functions:
         if f.from_file and not f.batched:    # by one process: all must use the same names
             f.names = processes.on_first(lambda: f.try_references(train[:8]))
-    own = [p for p in [*train, *test] if p.earlier and p.earlier[0][0] == "system"]
-    if task.system_prompt is not None and own:
-        notes.append(f"note: {len(own)} of {len(train) + len(test)} prompts have a system message "
-                     "of their own, which is used instead of --system_prompt")
+    with_system = [p for p in [*train, *test] if p.earlier and p.earlier[0][0] == "system"]
+    if task.system_prompt is not None and with_system:
+        notes.append(f"note: {len(with_system)} of {len(train) + len(test)} prompts have a system "
+                     "message of their own, which is used instead of --system_prompt")
     if len(set(task.component_names)) < len(task.component_names):
         raise Refusal(f"--verifier {' '.join(verifiers)}: two components of the reward have the "
                       f"same name: {', '.join(task.component_names)}")

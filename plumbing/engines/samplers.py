@@ -20,17 +20,17 @@ def make_sampler(settings, policy, tokenizer, task, training=False):
     """What samples in rollouts (training) or in evaluations: the class that --sampler names, or the
     built-in one, as the features wrap it."""
     check_stop(tokenizer, task.stop)
-    given = policy, tokenizer, task.max_completion_length, settings.temperature, task.stop
+    arguments = policy, tokenizer, task.max_completion_length, settings.temperature, task.stop
     if ":" in (settings.sampler or ""):                      # FILE.py:CLASS
         name = settings.sampler
         file = Path(name.rpartition(":")[0]).resolve()
         sampler_class = load_class(name, file, file.stat().st_mtime_ns)
-        sampler = name_in_errors(f"--sampler {name}: __init__", sampler_class)(*given)
+        sampler = name_in_errors(f"--sampler {name}: __init__", sampler_class)(*arguments)
         sampler.sample = name_in_errors(f"--sampler {name}: sample", sampler.sample)
     elif settings.plain:
-        sampler = Sampler(*given)
+        sampler = Sampler(*arguments)
     else:
-        sampler = FastSampler(*given)
+        sampler = FastSampler(*arguments)
         sampler.cuda_graphs = settings.cuda_graphs
     for feature in settings.features:
         sampler = feature.wrap_sampler(settings, sampler, training)

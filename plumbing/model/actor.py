@@ -6,7 +6,7 @@ from functools import partial
 import torch
 
 from plumbing.data.stream import PromptStream
-from plumbing.model.halves import halve_matrices
+from plumbing.model.frozen import round_frozen
 from plumbing.model.policy import find_max_length, load_policy
 from plumbing.parallel import processes
 from plumbing.parallel.devices import autocast
@@ -23,7 +23,7 @@ class Actor(Scorer):
 
     def __init__(self, policy, settings):
         super().__init__(policy)
-        self.half = settings.half
+        self.autocast_dtype = settings.autocast_dtype
         self.plain = settings.plain
         self.critic = None                                   # hidden [B, T, D] -> values [B, T]
         self.checkpointed = checkpoint_layers(policy) if settings.gradient_checkpointing else []
@@ -33,7 +33,7 @@ class Actor(Scorer):
         for layer in self.checkpointed:
             layer.training = torch.is_grad_enabled()  # its submodules stay in eval mode: no dropout
         way = super().forward if self.plain else partial(fast_response_logp, self.policy)
-        with autocast(self.policy.device, self.half):
+        with autocast(self.policy.device, self.autocast_dtype):
             scores = way(rollout, temperature, entropy, record=record)
         values = None if self.critic is None else self.critic(scores.hidden)        # [B, T]
         return replace(scores, hidden=None, values=values)
@@ -42,7 +42,7 @@ class Actor(Scorer):
 def make_scorer(settings, policy, critic=False):
     """The Scorer of a run: the plain one of rollout.py if nothing needs more, else an Actor.
     critic: whether a critic is added to it."""
-    needs = (critic, not settings.plain, settings.half, settings.gradient_checkpointing,
+    needs = (critic, not settings.plain, settings.autocast_dtype, settings.gradient_checkpointing,
              processes.world() > 1)
     return Actor(policy, settings) if any(needs) else Scorer(policy)
 
@@ -79,8 +79,8 @@ def load_trained_policy(settings, task, device, saved=None):
     policy, tokenizer = load_policy(settings, task, device, start, transform, base_only=adapters)
     if settings.router_shift:
         check_router_shift(policy, settings.algorithm)
-    if settings.half:
-        halve_matrices(policy, settings.half)                # those that are frozen
+    if settings.autocast_dtype:
+        round_frozen(policy, settings.autocast_dtype)
     return policy, tokenizer
 
 
@@ -132,6 +132,6 @@ class Run:
         """A frozen Scorer of another policy than the one that is trained."""
         return make_scorer(self.settings, policy).to(self.device).requires_grad_(False)
 
-    def most_tokens(self):
+    def max_tokens(self):
         """The largest number of tokens in a row that the policy can read; None: any number."""
         return find_max_length(self.actor.policy)

@@ -38,10 +38,10 @@ def import_peft():
 
 def check_lora(folder):
     """Refuse the adapters of a checkpoint unless they are LoRA's."""
-    kind = read_json(Path(folder) / CONFIG).get("peft_type")
-    if kind != "LORA":
-        raise Refusal(f"{folder}/{CONFIG}: its peft_type is {kind}: only LORA is supported; merge "
-                      "the adapters into their base model first")
+    peft_type = read_json(Path(folder) / CONFIG).get("peft_type")
+    if peft_type != "LORA":
+        raise Refusal(f"{folder}/{CONFIG}: its peft_type is {peft_type}: only LORA is supported; "
+                      "merge the adapters into their base model first")
 
 
 def read_peft_config(folder):
@@ -57,10 +57,10 @@ def read_peft_config(folder):
 def insert_adapters(policy, config, seed=0):
     """Freeze the policy and insert new adapters, which do not change its output yet. Raises
     Refusal for modules that the model does not have."""
-    for words in ("Model has `tie_word_embeddings=True`",        # merge_adapters unties
-                  "fan_in_fan_out is set to False",              # GPT-2's layers: peft sets it
-                  "`is_gradient_checkpointing` is deprecated"):  # peft's call of transformers
-        warnings.filterwarnings("ignore", words)
+    for message in ("Model has `tie_word_embeddings=True`",          # merge_adapters unties
+                    "fan_in_fan_out is set to False",                # GPT-2's layers: peft sets it
+                    "`is_gradient_checkpointing` is deprecated"):    # peft's call of transformers
+        warnings.filterwarnings("ignore", message)
     config.inference_mode = False                            # peft would freeze its weights
     with fork_rng():
         manual_seed(seed)                                    # the same adapters in every process
@@ -78,11 +78,11 @@ def load_adapters(policy, folder):
     if not (Path(folder) / WEIGHTS).is_file():
         raise Refusal(f"{folder} has no {WEIGHTS}")
     try:
-        found = policy.peft_model.load_adapter(folder, "default", torch_device="cpu")
+        result = policy.peft_model.load_adapter(folder, "default", torch_device="cpu")
     except Exception as error:                               # safetensors' and torch's kinds
         raise Refusal(f"{folder}/{WEIGHTS} cannot be read: "
                       f"{' '.join(str(error).split())[:200]}") from None
-    if found.missing_keys or found.unexpected_keys:
+    if result.missing_keys or result.unexpected_keys:
         raise Refusal(f"{folder}: its weights are not those that its {CONFIG} describes")
     return policy
 

@@ -34,8 +34,8 @@ def read_turns(tokenizer, role="user", **variables):
     whole = render(tokenizer, chat, add_generation_prompt=True, **variables)
     if REPLY not in last or REPLY not in whole:
         raise Refusal("the chat template leaves out the assistant's words")
-    before, found, after = whole.rpartition(REPLY)[2].partition(WORDS)
-    if not found:
+    before, separator, after = whole.rpartition(REPLY)[2].partition(WORDS)
+    if not separator:
         raise Refusal("the chat template leaves out the user's words")
     end, before = split_end(tokenizer, before)
     last_end, _ = split_end(tokenizer, last.rpartition(REPLY)[2])

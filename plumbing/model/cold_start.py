@@ -154,16 +154,16 @@ def make_teacher_rollout(policy, tokenizer, problems, answers):
     reads, which is not in the loss."""
     prompts = [tokenizer(p.prompt)["input_ids"] for p in problems]
     ids = []
-    own = []
+    written = []
     for answer in answers:
         texts = [answer] if isinstance(answer, str) else answer
         pieces = [tokenizer(text)["input_ids"] for text in texts]
         pieces[-1] = [*pieces[-1], tokenizer.eos_token_id]
         ids.append(sum(pieces, []))
-        own.append([i % 2 == 0 for i, piece in enumerate(pieces) for _ in piece])
+        written.append([i % 2 == 0 for i, piece in enumerate(pieces) for _ in piece])
     device = policy.device
     pad = tokenizer.pad_token_id
     response = pad_right(ids, pad).to(device)                                       # [B, T]
-    mask = pad_right(own, False).to(device)                                         # [B, T]
+    mask = pad_right(written, False).to(device)                                         # [B, T]
     return Rollout(*left_pad(prompts, pad, device), response, mask, torch.zeros(mask.shape),
                    torch.zeros(len(ids), dtype=torch.bool), answers, 1)

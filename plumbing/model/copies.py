@@ -16,8 +16,8 @@ def plain_copy(policy, dtype=torch.float32):
     copied one by one, and no buffer is rounded: RoPE's frequencies stay float32."""
     copies = {}
     for name, p in policy.named_parameters():
-        kind = torch.float32 if ".lora_" in name else dtype
-        copies[id(p)] = nn.Parameter(p.detach().to(kind, copy=True), requires_grad=False)
+        copy_dtype = torch.float32 if ".lora_" in name else dtype
+        copies[id(p)] = nn.Parameter(p.detach().to(copy_dtype, copy=True), requires_grad=False)
     copied = copy.deepcopy(policy, copies)
     return merge_adapters(copied) if has_adapters(copied) else copied
 

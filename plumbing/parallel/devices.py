@@ -50,6 +50,6 @@ def choose_autocast(settings):
     return {"bf16": bf16, "fp16": fp16}
 
 
-def autocast(device, half):
-    """Autocast to `half` on a device; no autocast if `half` is None."""
-    return torch.autocast(device.type, half) if half else nullcontext()
+def autocast(device, dtype):
+    """Autocast to `dtype` on a device; no autocast if it is None."""
+    return torch.autocast(device.type, dtype) if dtype else nullcontext()

@@ -30,22 +30,22 @@ def start(settings):
     Raises Refusal if the device does not exist or the batch does not divide evenly over the
     processes.
     """
-    kind = devices.find_device_type(settings)
+    device_type = devices.find_device_type(settings)
     local = int(os.environ.get("LOCAL_RANK", 0))
-    cuda = kind == "cuda"
+    cuda = device_type == "cuda"
     if cuda and local >= torch.cuda.device_count():
         raise Refusal(f"process {local} has no GPU of its own ({torch.cuda.device_count()} "
                       "here): lower --nproc_per_node, or use --device cpu")
-    if kind == "mps" and "RANK" in os.environ:
+    if device_type == "mps" and "RANK" in os.environ:
         raise Refusal("--device mps works in one process only: run train.py without torchrun")
-    device = torch.device("cuda", local) if cuda else torch.device(kind)
+    device = torch.device("cuda", local) if cuda else torch.device(device_type)
     if cuda:
         torch.cuda.set_device(device)
         # cuDNN's attention, the first choice on Hopper, plans again for each length of the cache:
         # tens of milliseconds per token. The other kernels do not.
         torch.backends.cuda.enable_cudnn_sdp(False)
         torch.set_float32_matmul_precision("high" if settings.tf32 else "highest")
-    if settings.half:                        # norms keep float32 weights, of which torch would warn
+    if settings.autocast_dtype:      # norms keep float32 weights, of which torch would warn
         warnings.filterwarnings("ignore", "Mismatch dtype between input and weight")
     if "RANK" in os.environ and not dist.is_initialized():
         dist.init_process_group("nccl" if cuda else "gloo")

@@ -1,4 +1,4 @@
-"""LoRA and frozen matrices in 16 bits: features/lora.py, plumbing/model/halves.py.
+"""LoRA and frozen matrices in 16 bits: features/lora.py, plumbing/model/frozen.py.
 
 References: peft's own PeftModel, torch's AdamW on the same weights, the flags through train.main.
 """
@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 
 import models
 from features.lora import WithoutAdapters, add_adapters
-from plumbing.model.halves import halve_matrices
+from plumbing.model.frozen import round_frozen
 from features.sampler_format import sampling_copy
 from rollout import Scorer
 from test_rollout import make as made, rolled
@@ -99,7 +99,7 @@ def test_frozen_matrices_in_16_bits_compute_what_autocast_computes(make):
     for halved in (False, True):
         model, _ = adapted(make)
         if halved:
-            halve_matrices(model)
+            round_frozen(model)
             assert any(p.dtype == torch.bfloat16 for p in model.parameters())
         with torch.autocast("cpu", torch.bfloat16):
             logits = model(input_ids=IDS).logits

@@ -73,7 +73,7 @@ def test_bfloat16_only_where_the_gpu_has_it(has, flags, half, machine):
     args = parse(flags.split())
     assert (args.bf16, args.fp16) == (half == "bfloat16", half == "float16")
     assert find_sampler_format(args) == (half or "float32")
-    assert args.half == (half and getattr(torch, half))
+    assert args.autocast_dtype == (half and getattr(torch, half))
 
 
 # ---------------------------------------------------------------------------------------- --fp16

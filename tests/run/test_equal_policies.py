@@ -26,7 +26,7 @@ EQUAL = {
     "log_w_mean": 0, "log_w_var": 0, "log_s_mean": 0, "log_s_var": 0, "ratio_max": 1,
     "variance_factor": None, "equivalence_error": 0,
     "delta_h": lambda record, args: None if record["perplexity_old"] is None else 0,
-    "log_s_noise": lambda record, args: record["log_s_noise"] if args.half else 0,
+    "log_s_noise": lambda record, args: record["log_s_noise"] if args.autocast_dtype else 0,
     "perplexity_new": lambda record, args: record["perplexity_old"],
     "clip_low": 0, "clip_high": 0, "clip_signal": 0,
     "epsilon": lambda record, args: paper_epsilon(args), "epsilon_over_std": None,
@@ -62,7 +62,8 @@ def exact(args):
     the weight 1 as it is."""
     low, high = read_mask_bounds(args)
     kept = low <= 1 <= min(high, args.mismatch_high)
-    return kept and find_sampler_format(args) == "float32" and not (args.half or args.load_in_4bit)
+    rounded = args.autocast_dtype or args.load_in_4bit
+    return kept and find_sampler_format(args) == "float32" and not rounded
 
 
 def apart(record, args):

@@ -9,7 +9,7 @@ from moe import Experts
 
 
 @torch.no_grad()
-def halve_matrices(policy, dtype=torch.bfloat16):
+def round_frozen(policy, dtype=torch.bfloat16):
     """Convert the frozen weights that autocast rounds at every use to `dtype`: those of linear
     layers and of the tiny MoE's experts. The LM head (computed in float32), embeddings, norms and
     routers stay float32, and so does what is trained, such as LoRA's matrices."""
