@@ -82,21 +82,23 @@ def over_updates(name, updates):
     return sum(values) / max(1, len(values))
 
 
-def policy_metrics(old_logp, new_logp, mask):
-    """Compare the old and the new policy on the same responses (all arguments [B, T]): how far they
-    are apart, and GSPO's s as a ratio of perplexities and as exp(ΔH)."""
+def policy_metrics(old_logp, new, mask):
+    """Compare the old and the new policy on the same responses: how far they are apart, and GSPO's
+    s as a ratio of perplexities and as exp(ΔH). old_logp, mask [B, T]; new: Scores."""
     rows = mask.any(-1)                                      # [B] those with loss tokens
-    old = cross_entropy(old_logp, mask)                                             # [B]
-    new = cross_entropy(new_logp, mask)                                             # [B]
-    s = sequence_ratio(new_logp, old_logp, mask)                                    # [B]
-    stats = {name: x.item() for name, x in ratio_stats(new_logp, old_logp, mask).items()}
+    old_h = cross_entropy(old_logp, mask)                                           # [B]
+    new_h = cross_entropy(new.logp, mask)                                           # [B]
+    s = sequence_ratio(new.logp, old_logp, mask)                                    # [B]
+    stats = {name: x.item() for name, x in ratio_stats(new.logp, old_logp, mask).items()}
     record = {name: x for name, x in stats.items() if STATISTICS[name] != "count"}
     changed = stats["log_w_var"] > ROUNDING
     record["variance_factor"] = stats["log_s_var"] / stats["log_w_var"] if changed else None
-    return {**record, "perplexity_old": masked_mean(old.exp(), rows),
-            "perplexity_new": masked_mean(new.exp(), rows), "delta_h": masked_mean(old - new, rows),
+    return {**record, "perplexity_old": masked_mean(old_h.exp(), rows),
+            "perplexity_new": masked_mean(new_h.exp(), rows),
+            "delta_h": masked_mean(old_h - new_h, rows),
             # 0 for an empty row
-            "equivalence_error": (s - old.exp() / new.exp()).abs().max().item()}
+            "equivalence_error": (s - old_h.exp() / new_h.exp()).abs().max().item(),
+            "entropy": masked_mean(new.entropy, mask)}
 
 
 def mismatch_kl(old_logp, sampler_logp, mask):
@@ -132,8 +134,7 @@ def batch_record(settings, task, batch, mini, new, updates, metrics_hooks):
         mismatch = mismatch_kl(batch.old_logp, rollout.sampler_logp, mask)
     return {"step": batch.step, **rollout_metrics(batch, task, settings),
             **update_metrics(updates),
-            **policy_metrics(mini.old_logp, new.logp, mini.rollout.mask),
-            "entropy": masked_mean(new.entropy, mini.rollout.mask),
+            **policy_metrics(mini.old_logp, new, mini.rollout.mask),
             "mismatch_kl": mismatch, "cuda_graphs": rollout.replayed, **feature_metrics,
             "flip_rate": sum(flips) / len(flips) if flips else None, "flip_rate_per_layer": flips}
 
@@ -352,7 +353,7 @@ def group_record(mini, new, learner, task):
 def find_first_group(mini):
     """The responses [G] of the first group of a mini-batch in which not all advantages are 0, or
     of its first group."""
-    G = mini.group_size
+    G = mini.rollout.group_size
     moves = mini.advantages.reshape(len(mini.problems) // G, -1).ne(0).any(-1)      # [Q]
     group = int(moves.int().argmax())
     return torch.arange(group * G, (group + 1) * G)

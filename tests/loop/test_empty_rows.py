@@ -12,6 +12,7 @@ import torch
 from losses import policy_loss
 from session import metrics as recorded
 from session.metrics import batch_record, policy_metrics
+from rollout import Scores
 from routes import Pass
 from tiny_run import read_json
 
@@ -29,7 +30,7 @@ def test_perplexities_are_means_over_the_responses_with_loss_tokens():
     mask = torch.tensor([[1, 1], [1, 0], [0, 0]]).bool()                            # [B, T]
     want = {"perplexity_old": math.exp(2), "perplexity_new": (math.exp(2.5) + math.exp(4)) / 2,
             "delta_h": (-0.5 - 2) / 2}
-    found, none = (policy_metrics(old, new, some) for some in (mask, ~mask & mask))
+    found, none = (policy_metrics(old, Scores(new, old, None), some) for some in (mask, ~mask & mask))
     for name, value in want.items():
         assert found[name] == pytest.approx(value) and none[name] is None, name
 
