@@ -1,9 +1,9 @@
 """What a run may add: the hooks at which a feature enters, and how a flag is described.
 
 A feature is one file of this folder: its flags in a frozen dataclass, and a class with the hooks it
-needs. features/__init__.py lists it in two lines. Nothing else depends on it: without the file and
-the two lines its flags are unknown, and everything else is as it was, to the last bit. Where the
-hooks stand in the loop: .github/CONTRIBUTING.md.
+needs. features/__init__.py lists it in two lines. Without the file and its two lines the flags are
+unknown, and runs without them are the same to the last bit. Where the hooks stand in the loop:
+.github/CONTRIBUTING.md.
 
 Imports: torch and the concept files that are quick to import. What needs transformers, such as a
 second policy, is reached through the `run` that a feature is made with (plumbing/model/actor.py:
@@ -64,9 +64,9 @@ class Feature:
     # ------------------------------------------------------------------------------- with a run
 
     def __init__(self, run):
-        """run: a plumbing.model.actor.Run. A feature may replace run.stream, add a critic to
-        run.actor, which is not wrapped for several processes yet, and ask for what its hooks read,
-        such as run.needs_old_entropy = True."""
+        """run: a plumbing.model.actor.Run. A feature may set run.stream and run.reference, add a
+        critic to run.actor, which is not wrapped for several processes yet, and ask for what its
+        hooks read, such as run.needs_old_entropy = True."""
 
     def resample(self, rounds, draw):
         """After the first round of sampling: the (rollout, problems, parts [B, K]) that make up the

@@ -79,7 +79,7 @@ class LoRA(Feature):
         return policy
 
     def __init__(self, run):
-        run.load_reference = lambda: WithoutAdapters(run.actor)
+        run.reference = WithoutAdapters(run.actor)
 
 
 class WithoutAdapters:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from features.feature import Feature, flag
+from features.feature import Feature, flag, refuse
 from plumbing.engines.wrapper import Wrapper
 from plumbing.model.copies import plain_copy
 from plumbing.refusal import Refusal
@@ -34,6 +34,13 @@ class SamplerFormat(Feature):
     @classmethod
     def on(cls, settings):
         return find_sampler_format(settings) != "float32" or bool(settings.autocast_dtype)
+
+    @classmethod
+    def check(cls, settings):
+        formats = ("float32", *SIXTEEN_BITS)
+        if settings.sampler == "vllm" and settings.sampler_dtype not in (None, *formats):
+            refuse(settings, "sampler_dtype", "is not a format of --sampler vllm: "
+                   f"{', '.join(formats)}")
 
     @classmethod
     def wrap_sampler(cls, settings, sampler, training):

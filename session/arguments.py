@@ -306,10 +306,15 @@ class Core:
     explicit_flags: dict = field(default_factory=dict, compare=False)
 
     @property
+    def played(self):
+        """Whether responses are played with an environment (features/turns.py)."""
+        return bool(getattr(self, "environment", None))
+
+    @property
     def builtin_task(self):
         """Whether the policy learns the built-in sums, and neither a data set nor an environment's
         rows."""
-        return not (self.dataset_name or getattr(self, "environment", None))
+        return not (self.dataset_name or self.played)
 
     @property
     def updates_per_batch(self):

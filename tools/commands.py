@@ -97,7 +97,7 @@ def parse_ask(argv):
         raise Refusal(f"ask: --n {options.n}: it must be at least 1")
     options.model_name_or_path = [options.checkpoint]
     settings = parse_settings(options, rest, "ask")
-    options.n = options.n or (0 if getattr(settings, "environment", None) else 4)
+    options.n = options.n or (0 if settings.played else 4)
     return options, settings
 
 

@@ -34,11 +34,10 @@ def load_task(settings, dataset_name, test_dataset_name=None, rows=None):
     dataset_name then only names. The task's `notes` list the rows that were left out. Raises
     Refusal.
     """
-    environment = bool(getattr(settings, "environment", None))
     rows = rows and [(f"{dataset_name} row {i}", row) for i, row in enumerate(rows, 1)]
     train, test, notes = load_problems(dataset_name, test_dataset_name, settings.columns, rows,
-                                       environment)
-    verifiers = settings.verifier or ([] if environment else ["math"])
+                                       settings.played)
+    verifiers = settings.verifier or ([] if settings.played else ["math"])
     columns = list(dict.fromkeys(name for p in [*train, *test] for name in p.row))
     time_limit = settings.verifier_timeout or ANSWER_LIMIT
     functions = tuple(make_reward_function(verifier, time_limit, columns)
@@ -50,7 +49,7 @@ def load_task(settings, dataset_name, test_dataset_name=None, rows=None):
         raise Refusal(f"--prompt_template {settings.prompt_template}: it must contain "
                       "{prompt}, which is replaced by the prompt")
     task = Task(dataset_name, train, test, None, notes=notes, reward_functions=functions,
-                played=environment, reward_weights=settings.reward_weights,
+                played=settings.played, reward_weights=settings.reward_weights,
                 system_prompt=read_text(settings, "system_prompt"), prompt_template=template,
                 chat_template_kwargs=settings.chat_template_kwargs)
     for f in functions:

@@ -105,7 +105,8 @@ class Run:
     device: torch.device
     actor: torch.nn.Module       # a Scorer with the policy
     stream: PromptStream         # the order of the prompts
-    # what a feature may ask for when it is made:
+    # what a feature may set when it is made:
+    reference: object = None     # the Scorer that load_reference returns, in place of a second copy
     needs_old_entropy: bool = False      # old.entropy in after_scoring
     needs_new_entropy: bool = False      # scores.entropy in loss
     needs_new_routes: bool = False       # scores.routes in loss
@@ -114,7 +115,9 @@ class Run:
 
     def load_reference(self):
         """A frozen Scorer of the policy that the run started from. No random numbers of the run are
-        drawn. A feature may replace this method."""
+        drawn."""
+        if self.reference:
+            return self.reference
         with torch.random.fork_rng(devices=[]):
             return self.freeze(load_policy(self.settings, self.task, self.device)[0])
 

@@ -30,7 +30,8 @@ def test_perplexities_are_means_over_the_responses_with_loss_tokens():
     mask = torch.tensor([[1, 1], [1, 0], [0, 0]]).bool()                            # [B, T]
     want = {"perplexity_old": math.exp(2), "perplexity_new": (math.exp(2.5) + math.exp(4)) / 2,
             "delta_h": (-0.5 - 2) / 2}
-    found, none = (policy_metrics(old, Scores(new, old, None), some) for some in (mask, ~mask & mask))
+    scores = Scores(new, entropy=old, hidden=None)
+    found, none = (policy_metrics(old, scores, some) for some in (mask, ~mask & mask))
     for name, value in want.items():
         assert found[name] == pytest.approx(value) and none[name] is None, name
 

@@ -1,6 +1,6 @@
 """Groups of equal rewards left out of the loss.
 
-python -m pytest tests/features/test_zero_variance.py"""
+python -m pytest tests/features/test_zero_variance_filter.py"""
 
 import math
 from statistics import pstdev
