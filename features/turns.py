@@ -15,6 +15,7 @@ again with the prompt and all tokens so far for the responses that go on.
 """
 
 import inspect
+import math
 import random
 import sys
 import time
@@ -93,6 +94,7 @@ class TurnSampler(Wrapper):
         chat = import_module("plumbing.model.chat")
         self.environment = environment = settings.loaded_environment
         self.max_turns = settings.max_turns
+        self.max_turn_length = settings.max_turn_length or math.inf
         self.pad = rollout.pad_token(self.tokenizer)
         self.ends = rollout.end_tokens(self.policy, self.tokenizer)
         self.between = chat.Turns(end=None, before="", after="")
@@ -127,7 +129,8 @@ class TurnSampler(Wrapper):
         """Sample a turn of each response and let its environment answer. Returns the rollout of
         the turns."""
         uniforms = torch.stack([r.uniforms.roll(-len(r.tokens)) for r in responses])    # [b, T]
-        options = {"limits": torch.tensor([r.room for r in responses])} if self.limited else {}
+        limits = torch.tensor([min(r.room, self.max_turn_length) for r in responses])   # [b]
+        options = {"limits": limits} if self.limited else {}
         turns = self.sampler.sample(prompts, group_size, uniforms, temperature, **options)
         if turns.forced_routes or turns.kept_tokens:
             self.environment.fail("the sampler attaches routes or kept tokens to its responses, "
@@ -141,14 +144,17 @@ class TurnSampler(Wrapper):
         return turns
 
     def write(self, response, ids, logp, text, truncated):
-        """Add a turn of the policy to the response."""
-        if len(ids) > response.room:                 # from a sampler that takes no limits
-            ids = ids[:response.room]
+        """Add a turn of the policy to the response. truncated: it has no end. A turn that
+        --max_turn_length cuts is followed by what its environment answers."""
+        limit = min(response.room, self.max_turn_length)
+        if len(ids) > limit:                         # from a sampler that takes no limits
+            ids = ids[:limit]
             text = self.tokenizer.decode(ids, skip_special_tokens=True)
             truncated = True
         response.tokens += [Token(token, True, x) for token, x in zip(ids, logp)]
         response.game.messages.append({"role": "assistant", "content": text})
-        response.truncated = truncated
+        cut = len(ids) == self.max_turn_length and response.room > 0
+        response.truncated = truncated and not cut
 
     def read(self, response, observation, reward, done):
         """Add to the response what its environment answers to the turn."""
@@ -289,6 +295,10 @@ class Flags:
     max_turns: int | None = flag(None, "largest number of turns in a response",
                                  unset="until the environment is done", at_least=1,
                                  needs="environment", evaluation="kept")
+    max_turn_length: int | None = flag(
+        None, "largest number of tokens in a turn of the policy; its environment answers a turn "
+              "that is cut, too", unset="what is left of --max_completion_length", at_least=1,
+        needs="environment", evaluation="kept")
 
     @cached_property
     def loaded_environment(self):

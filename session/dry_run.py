@@ -13,7 +13,7 @@ import torch
 
 from rollout import Rollout
 from session import screen
-from session.metrics import NEVER_RIGHT, rollout_metrics
+from session.metrics import rollout_metrics, what_helps
 
 EVALUATED = 64      # held-out prompts, at most
 
@@ -77,7 +77,7 @@ def transcript(batch, task, settings):
              f"{record['zero_variance_groups']:.0%}, mean length {record['length']:.1f}, truncated "
              f"{record['truncated']:.0%}"]
     if record["pass_rate"] == 0:
-        lines.append(f"note: {NEVER_RIGHT}")
+        lines.append(f"note: {what_helps(rollout.games)}")
     return "\n".join(lines)
 
 

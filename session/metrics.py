@@ -247,7 +247,8 @@ class Recorder:
         left = (time.perf_counter() - self.began) / (step - self.start) * (settings.steps - step)
         print(format_line(record, settings.steps, left, self.progress.collapsed), flush=True)
         if self.progress.equal == MAX_EQUAL_BATCHES:
-            print(explain_equal_rewards(firsts[0], record), flush=True)
+            note = explain_equal_rewards(firsts[0], record, what_helps(batch.rollout.games))
+            print(note, flush=True)
 
     def clip_range_metrics(self, log_w_var, log_s_var):
         """{"epsilon", "epsilon_over_std"} for an objective that clips s. epsilon is the mean of the
@@ -271,12 +272,22 @@ def describe_collapse(record, best_pass_rate):
     return ""
 
 
-def explain_equal_rewards(first, record):
+def what_helps(games):
+    """What helps if no response is right. games: those of the batch, if it has an environment."""
+    unheard = [game for game in games if not game.rewards]   # the environment has read no turn
+    if 2 * len(unheard) <= len(games):
+        return NEVER_RIGHT
+    return (f"The first turn used all {max(game.length for game in unheard)} tokens in "
+            f"{len(unheard)} of {len(games)} responses: end a turn with --stop, or cut it with "
+            "--max_turn_length (docs/data.md#an-environment)")
+
+
+def explain_equal_rewards(first, record, helps):
     """The note after MAX_EQUAL_BATCHES batches with equal rewards. first: a sample of the last one;
-    record: its line of metrics.jsonl."""
+    record: its line of metrics.jsonl; helps: what_helps of it."""
     where = "" if record["reward_std"] == 0 else " within every group"
     prompt, response = (first[name].strip() for name in ("prompt", "response"))
-    helps = "Are the problems too easy?" if record["pass_rate"] else NEVER_RIGHT
+    helps = "Are the problems too easy?" if record["pass_rate"] else helps
     return (f"note: in the last {MAX_EQUAL_BATCHES} batches all rewards were equal{where}, so "
             f"nothing is learned; the first response of this batch, with reward "
             f"{first['reward']:g}: {prompt[-100:]!r} -> {response[:200]!r}; does the reward "

@@ -68,11 +68,11 @@ def environment(tmp_path):
     return load
 
 
-def play(sampler, environment, max_turns=None, chat_template=True):
+def play(sampler, environment, max_turns=None, chat_template=True, max_turn_length=None):
     """The TurnSampler around a sampler."""
     return TurnSampler(sampler, SimpleNamespace(
         loaded_environment=environment, max_turns=max_turns, chat_template=chat_template,
-        chat_template_kwargs={}))
+        chat_template_kwargs={}, max_turn_length=max_turn_length))
 
 
 def make(seed=0):
@@ -86,7 +86,7 @@ def spell(ids):
     return "".join({"<eos>": "$", "<pad>": "_"}.get(token, token) for token in tokens)
 
 
-def check_games(rollout, kind, seeds, T, max_turns=math.inf):
+def check_games(rollout, kind, seeds, T, max_turns=math.inf, longest=math.inf):
     """Play every response again from its tokens alone, in the plainest way."""
     for i, ids in enumerate(rollout.token_lists()):
         own = rollout.mask[i, :len(ids)].tolist()
@@ -107,11 +107,13 @@ def check_games(rollout, kind, seeds, T, max_turns=math.inf):
             assert not done and len(texts) < max_turns
             ends = [c in (*STOP, "$") for c in text]
             assert not any(ends[:-1])
-            if not ends[-1]:
+            assert len(run) <= longest
+            if not ends[-1] and (last and cut or len(run) < longest):
                 assert last and cut
                 texts.append(text.replace("_", ""))
                 continue
-            texts.append(text[:-1].replace("_", ""))         # as decoded without special tokens
+            words = text[:-1] if ends[-1] else text
+            texts.append(words.replace("_", ""))             # as decoded without special tokens
             read, reward, done = player.step(texts[-1])
             assert rewards[run[-1]] == pytest.approx(reward)
             rewards[run[-1]] = 0.0
@@ -121,9 +123,10 @@ def check_games(rollout, kind, seeds, T, max_turns=math.inf):
         assert rollout.games[i].out_of_turns == out and rollout.games[i].turns == texts
 
 
-@pytest.mark.parametrize("seed, turns", [(0, None), (1, 2), (2, 1), (3, 4), (4, None), (5, 3)])
+@pytest.mark.parametrize("seed, turns, longest", [
+    (0, None, None), (1, 2, None), (2, 1, 2), (3, 4, None), (4, None, 3), (5, 3, 1)])
 def test_any_game_is_what_the_tokens_say_and_the_same_fast_plain_and_by_ones_own_sampler(
-        seed, turns, environment):
+        seed, turns, longest, environment):
     ragged = environment(RAGGED)
     model = make(seed)
     T = 14
@@ -131,12 +134,13 @@ def test_any_game_is_what_the_tokens_say_and_the_same_fast_plain_and_by_ones_own
     rollouts = []
     for sampler in (Sampler, fast.FastSampler, Unlimited):
         ragged.kind.seeds.clear()
-        player = play(sampler(model, LETTERS, T, 1.0, STOP), ragged, turns)
+        player = play(sampler(model, LETTERS, T, 1.0, STOP), ragged, turns,
+                      max_turn_length=longest)
         rollouts.append(player.sample(PROMPTS, 6, uniforms, problems=[Problem("", "")] * 2))
     first, *others = rollouts
     seeds = list(ragged.kind.seeds)
     assert len(set(seeds)) == 2 and seeds == [seeds[0]] * 6 + [seeds[6]] * 6     # one per prompt
-    check_games(first, ragged.kind, seeds, T, turns or math.inf)
+    check_games(first, ragged.kind, seeds, T, turns or math.inf, longest or math.inf)
     for other in others:
         for name in ("response_ids", "mask", "truncated", "turn_rewards", "texts", "games"):
             one, two = getattr(first, name), getattr(other, name)
@@ -213,6 +217,23 @@ def test_tokens_are_kept_and_read_as_the_template_writes_a_conversation(end, oth
     assert [int(t) for t in rollout.response_ids[0][mask]] == sum(
         (ids + encode(end) for ids in own), [])              # the end of every turn is trained
     assert rollout.turn_rewards.sum() == 0.75 and not rollout.truncated
+
+
+@pytest.mark.parametrize("room", [9, 4, 3])
+def test_a_turn_that_is_cut_is_answered_after_the_templates_end_token(room, environment):
+    """The end token is read, not trained; a response without room for it is truncated."""
+    tokenizer = builtin_tokenizer("0123456789+=,. abcdef")
+    tokenizer.chat_template = ("{% for m in messages %}{{ m.content }}"
+                               "{{ '<eos>' if m.role == 'assistant' else '=' }}{% endfor %}")
+    Scripted.turns = [tokenizer("123")["input_ids"], tokenizer("4<eos>")["input_ids"]]
+    add = environment("class Add:\n    def __init__(self, row):\n        pass\n"
+                      "    def step(self, text):\n        return '5+', len(text), text == '4'\n")
+    sampler = play(Scripted(make(), tokenizer, room), add, max_turn_length=3)
+    rollout = sampler.sample([[1]], 1, uniforms=torch.rand(1, room), problems=[Problem("", "")])
+    assert spell(rollout.token_lists()[0]) == "123$5+=4$"[:room]
+    assert rollout.mask[0].tolist() == [int(x) for x in "111000011"[:room]]
+    assert rollout.turn_rewards[0].tolist() == [0, 0, 3 * (room > 3), 0, 0, 0, 0, 0, 1][:room]
+    assert rollout.truncated.item() == (room < 9)
 
 
 @pytest.mark.checkpoint
@@ -354,6 +375,20 @@ def test_ten_rewards_of_a_tenth_are_one_and_max_turns_is_no_truncation(run, own)
     record, = run(play + "--max_turns 3", folder="other")
     assert record["out_of_turns"] == 1 and record["truncated"] == 0 and record["turns"] == 3
     assert record["turn_reward_4"] is None
+
+
+def test_first_turns_that_use_all_tokens_are_named_and_a_limit_per_turn_ends_them(run, own,
+                                                                                  capsys):
+    write("mine.py", GAME.replace("0.1,", "1.0,"))
+    ramble = f"{own} --environment mine.py:Play --max_completion_length 2 --steps 3 "
+    said = ("The first turn used all 2 tokens in 16 of 16 responses: end a turn with --stop, or "
+            "cut it with --max_turn_length (docs/data.md#an-environment)")
+    records = run(ramble)
+    assert [record["truncated"] for record in records] == [1, 1, 1]
+    assert said in capsys.readouterr().out
+    records = run(ramble + "--max_turn_length 1", folder="other")
+    assert all(record["turn_reward_1"] == record["reward"] == 1 for record in records)
+    assert "used all" not in capsys.readouterr().out
 
 
 def test_rows_that_differ_only_beside_the_prompt_keep_their_own_objects(run, own):

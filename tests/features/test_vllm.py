@@ -75,8 +75,8 @@ def test_an_engine_plays_the_turns_of_an_environment_up_to_the_limit_of_each_row
     policy = model()
     engine = VllmSampler(policy, TOKENIZER, 12, 1.0, ("2", "3", "4"))
     sampler = TurnSampler(engine, SimpleNamespace(
-        loaded_environment=Environment(f"{file}:Play"), max_turns=None, chat_template=True,
-        chat_template_kwargs={}))
+        loaded_environment=Environment(f"{file}:Play"), max_turns=None, max_turn_length=None,
+        chat_template=True, chat_template_kwargs={}))
     uniforms = torch.rand(3 * 16, 12, generator=torch.Generator().manual_seed(1))
     rollout = sampler.sample(PROMPTS, 16, uniforms, problems=[Problem("", "")] * 3)
     assert gap(policy, rollout, 1.0) < 2e-5

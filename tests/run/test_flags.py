@@ -150,6 +150,7 @@ chat_template          | false | widths | DATA
 chat_template_kwargs   | {"more":7} | widths | DATA
 environment            | mine.py:Play | samples | DATA --stop ,
 max_turns              | 1 | samples | DATA --stop , --environment mine.py:Play
+max_turn_length        | 1 | samples | DATA --stop , --environment mine.py:Play
 system_prompt          | 3 | widths | DATA
 prompt_template        | 1+1=2,{prompt} | widths | DATA
 stop                   | , | length | DATA
