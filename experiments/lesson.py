@@ -4,6 +4,7 @@
     python experiments/lesson.py --run runs/gspo     measures a default run's expert flips again
     python experiments/lesson.py --game runs/turns   a game of a run of recipes/turns.yaml
     python experiments/lesson.py --clip runs/clip    who is clipped in a run with --save_minibatches
+    python experiments/lesson.py --changed logs      logs/NAME.log of gspo.py, NAME in CHANGED
 
 Recorded are docs/notebooks/recorded_batch.json (one rollout batch before and after updates on
 GSPO's loss without a clip), results/spread.jsonl, and results/lesson.json, which this writes.
@@ -12,9 +13,10 @@ GSPO's loss without a clip), results/spread.jsonl, and results/lesson.json, whic
 import argparse
 import json
 import math
+import re
 import sys
 from pathlib import Path
-from statistics import mean, median, pstdev
+from statistics import NormalDist, mean, median, pstdev
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "experiments")]
@@ -30,6 +32,8 @@ PAPER = OBJECTIVES["gspo"]
 WIDE = (0.03, 0.04)
 EDGES = math.log(1 - PAPER.epsilon), math.log(1 + PAPER.epsilon_high)
 LENGTHS = (20, 250, 800)
+# What "Change one line" changes in gspo.py; "as it is" is the file itself.
+CHANGED = ("as it is", "clip", "product", "wide")
 
 
 def read_batch():
@@ -109,6 +113,33 @@ def measure_clip(run, batches=10):
     return [[round(s, 7), round(A, 3)] for s, A in dots]
 
 
+def measure_drift(run, batches=10):
+    """Of a run with --save_minibatches: what earlier updates have done to mini-batches 2 to 4 of the
+    first batches, shares of Â = 0 in the last ones, and the shares of experts that flipped."""
+    with open(Path(run) / "minibatches.jsonl", encoding="utf-8") as file:
+        records = [json.loads(line)["minibatches"] for line in file]
+    last = [one["advantage"] == 0 for minis in records[-batches:] for mini in minis for one in mini]
+    lines = (Path(run) / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    return {"minis": [[measure_mini(mini) for mini in minis[1:]] for minis in records[:batches]],
+            "zero_late": mean(last), "flip_rate": [json.loads(line)["flip_rate"] for line in lines]}
+
+
+def measure_mini(mini):
+    """Moments and shares of a mini-batch, all but `zero`, the share with Â = 0, of those with Â ≠ 0.
+    """
+    rows = [([new - old for new, old in zip(one["logp"], one["old_logp"])], one["advantage"])
+            for one in mini if one["advantage"]]
+    tokens = [x for row, _ in rows for x in row]
+    dots = [(mean(row), A) for row, A in rows]
+    share = lambda flags: sum(flags) / len(dots)
+    found = {"zero": 1 - len(rows) / len(mini), "v": pstdev(tokens)**2, "mean": mean(tokens),
+             "sigma": pstdev(s for s, _ in dots), "median_w": median(map(abs, tokens)),
+             "median_s": median(abs(s) for s, _ in dots),
+             "outside": share(not EDGES[0] <= s <= EDGES[1] for s, _ in dots),
+             "clipped": share(is_clipped(s, A) for s, A in dots)}
+    return {key: float(f"{value:.4g}") for key, value in found.items()}
+
+
 def is_clipped(s, A):
     return s > EDGES[1] if A > 0 else s < EDGES[0]
 
@@ -134,6 +165,43 @@ def describe_clip(dots):
             "lesson clip std": f"{pstdev(s for s, _ in dots):.3f}",
             "lesson clip sigmas": f"{pstdev(s for s, _ in dots) / epsilon:.0f}",
             "lesson clip mean": f"{mean(s for s, _ in dots):.4f}".replace("-", "−")}
+
+
+def sigmas_of(outside):
+    """ε in standard deviations of a normal log s of which this share lies outside ±ε."""
+    return NormalDist().inv_cdf(1 - outside / 2)
+
+
+def describe_drift(drift):
+    """The numbers of sections 3 to 6. The paper clips 15 % of all tokens, none in the first of four
+    mini-batches. How many of its groups have zero variance, and how many of those outside are on
+    their own side, it does not say: 0 and 3/4 give the first bound, half and half the second."""
+    minis, last = sum(drift["minis"], []), [batch[2] for batch in drift["minis"]]
+    share = lambda name, of: mean(mini[name] for mini in of)
+    sigmas = [mini["sigma"] / ((PAPER.epsilon + PAPER.epsilon_high) / 2) for mini in minis]
+    v, flips = [mini["v"] for mini in minis], drift["flip_rate"]
+    paper = [.15 * 4 / 3 / (1 - zero) / own for zero, own in ((0, .75), (.5, .5))]
+    minus = lambda text: text.replace("-", "−")
+    return {"lesson zero early": f"{share('zero', minis):.0%}",
+            "lesson zero late": f"{drift['zero_late']:.0%}",
+            "lesson median w": f"{median(mini['median_w'] for mini in last):.5f}",
+            "lesson median s": f"{median(mini['median_s'] for mini in last):.3f}",
+            "lesson A std w": f"{math.sqrt(share('v', last)):.2f}",
+            "lesson v": f"{share('v', last):.4f}",
+            "lesson half v": minus(f"{-share('v', last) / 2:.4f}"),
+            "lesson mean w": minus(f"{share('mean', last):.4f}"),
+            "lesson v low": f"{min(v):.5f}", "lesson v high": f"{max(v):.2f}",
+            "lesson sigma low": f"{min(sigmas):.0f}", "lesson sigma high": f"{max(sigmas):.0f}",
+            "lesson sigma": f"{median(sigmas):.0f}",
+            "lesson later outside": f"{share('outside', minis):.0%}",
+            "lesson later clipped": f"{share('clipped', minis):.0%}",
+            "lesson normal": f"{sigmas_of(share('outside', minis)):.2f}",
+            "lesson paper low": f"{paper[0]:.0%}", "lesson paper high": f"{paper[1]:.0%}",
+            "lesson paper sigma low": f"{sigmas_of(paper[1]):.2f}",
+            "lesson paper sigma high": f"{sigmas_of(paper[0]):.1f}",
+            "lesson flips low": f"{100 * min(flips[:10]):.1f}",
+            "lesson flips high": f"{max(flips[:10]):.1%}",
+            "lesson flips mean": f"{mean(flips):.1%}"}
 
 
 def read_spread():
@@ -164,6 +232,29 @@ def describe_game(game):
     spoiled = game["responses"][1]
     return {"lesson game whole": f"+{spoiled['response']:.2f}",
             "lesson game last turn": f"{spoiled['turns'][-1]:.2f}".replace("-", "−")}
+
+
+def measure_changed(folder, batches=12):
+    """{name of CHANGED: [[reward, GSPO's, GRPO's share clipped of Â ≠ 0] of the first batches]}."""
+    line = re.compile(r"reward ([\d.]+)   clipped of A≠0: gspo ([\d.]+)   grpo ([\d.]+)")
+    texts = {name: (Path(folder) / f"{name}.log").read_text(encoding="utf-8") for name in CHANGED}
+    return {name: [[*map(float, found)] for found in line.findall(text)[:batches]]
+            for name, text in texts.items()}
+
+
+def describe_changed(changed):
+    """Mean reward of batches 5 to 12 and share clipped in batches 2 to 12."""
+    return ({f"lesson reward {name}": f"{mean(row[0] for row in rows[4:]):.2f}"
+             for name, rows in changed.items()}
+            | {f"lesson clips {name}": f"{mean(row[1] for row in rows[1:]):.0%}"
+               for name, rows in changed.items()})
+
+
+def describe(record):
+    """Every figure that experiments/fill.py writes into the lesson from this file's record."""
+    return (measure_batch(read_batch()) | describe_flips(record["flips"])
+            | describe_game(record["game"]) | describe_clip(record["clip"])
+            | describe_drift(record["drift"]) | describe_changed(record["changed"]))
 
 
 # ----------------------------------------------------------------------------------- the pictures
@@ -357,6 +448,7 @@ def main(argv=None):
     parser.add_argument("--run", help="the folder of a default run")
     parser.add_argument("--game", help="the folder of a run of recipes/turns.yaml")
     parser.add_argument("--clip", help="the folder of a default run with --save_minibatches")
+    parser.add_argument("--changed", help="a folder of what gspo.py printed, see CHANGED")
     options = parser.parse_args(argv)
     log_w = read_batch()
     record = json.loads(RECORDED.read_text(encoding="utf-8")) if RECORDED.is_file() else {}
@@ -366,6 +458,9 @@ def main(argv=None):
         record["game"] = read_game(options.game)
     if options.clip:
         record["clip"] = measure_clip(options.clip)
+        record["drift"] = measure_drift(options.clip)
+    if options.changed:
+        record["changed"] = measure_changed(options.changed)
     draw_regions()
     draw_clip(record["clip"])
     draw_minibatches()
@@ -374,8 +469,7 @@ def main(argv=None):
     draw_histograms(log_w)
     draw_range(log_w)
     draw_flips(record["flips"])
-    record["texts"] = (measure_batch(log_w) | describe_flips(record["flips"])
-                       | describe_game(record["game"]) | describe_clip(record["clip"]))
+    record["texts"] = describe(record)
     RECORDED.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 

@@ -30,7 +30,7 @@ MARKS = {HELD: ("filled circle: supported", "o", True),
          "equal": ("filled diamond: equal", "D", True)}
 OLD = 0.3                        # old probability of the token; only clips of π - μ depend on it
 SIX = {                          # of README: objectives that differ in kind; drawn larger by
-    "grpo": ("PPO's clip, per token", 1), "gspo": ("PPO's clip, per answer", 500),
+    "grpo": ("PPO's clip, per token", 1), "gspo": ("PPO's clip, per response", 500),
     "cispo": ("weight capped", 1), "dppo": ("mask on π − π_old", 1),
     "ipo": ("mask, both signs of A", 1), "sapo": ("a smooth gate", 1),
 }

@@ -29,8 +29,9 @@ difference seen, {depth: GSPO against GRPO, 2.8e-4}.
 
 CPU: pass@1 {mean smollm2: before} to {mean smollm2: after} in {mean smollm2: seconds} s
 
-yes: {mean clipped: GSPO's share} of the tokens here, 15% in the paper. GRPO clips {mean clipped:
-GRPO's share}.
+yes: {mean clipped: GSPO's share} of the tokens here, 15% in the paper
+
+why-3e-4)). GRPO clips {mean clipped: GRPO's share}.
 
 default run is {versus_trl} times as fast as TRL's
 """,
@@ -48,38 +49,66 @@ and its drop rule by {offpolicy: the weight: wide against dropped by s}. But by 
 both have p {holm offpolicy: the same share: wide against narrow GRPO}, and without a clip GSPO is
 behind, {offpolicy: without a clip: GSPO against GRPO}.
 
-all mini-batches {percent neighbours: GSPO: own} have moved
+all mini-batches {percent neighbours: GSPO: own} of those outside have moved in their own direction,
+{percent neighbours: GSPO: own_right} of the right ones and {percent neighbours: GSPO: own_wrong} of
+the wrong. Dealt out anew it is {percent neighbours: GSPO: own_permuted}: {neighbours: GSPO: own
+direction minus permuted} (`neighbours`
 
-against permuted advantages that is {neighbours: GSPO: own direction minus permuted}. It is {percent
-neighbours: GSPO: own_right} of the right ones and {percent neighbours: GSPO: own_wrong} of the
-wrong (`neighbours`
+an advantage per turn: {turns: GSPO wide: more games won at the end} with the wide range,
+{turns: GSPO: more games won at the end} with the paper's
 
-an advantage per turn: {turns: GSPO wide: more games won at the end} with the range
-0.03/0.04, {turns: GSPO: more games won at the end} with the paper's
+(*zero variance*): {lesson zero early} of them in the first ten batches, {lesson zero late} in the
+last ten.
 
-A recorded batch of {lesson responses} responses, updated four times **without a clip**. The
-standard deviation is {lesson std w} for log w, {lesson std product} for the logarithm of the
-product, {lesson std s} for log s. Log w has heavy tails: {lesson small} of the tokens
+from **batch B**, {lesson responses} responses
 
-In that batch log s has a standard deviation {lesson quotient} times smaller
-than log w; √L = {lesson root L}. If
+log w has a standard deviation of {lesson A std w}, log s one of {lesson clip std}. Which is nearer
 
-before the last mini-batch {lesson kept outside} of those kept lie outside it
+w: its median distance from 1 is {lesson median w}, that of s {lesson median s}. Log
 
-{lesson outside} are outside, and {lesson own} of these are on their own side: {lesson above right}
-of those above are right responses, {lesson below wrong} of those below are wrong ones ({lesson
-dots} responses, one run with the clip, batches 1 to 10; with the advantages dealt out anew it is
-{lesson chance}). So the clip removes {lesson clipped} of them.
+Kept does not mean inside: {lesson kept outside} of the responses that
 
-above log s has a standard deviation of {lesson clip std} before mini-batch 4, {lesson clip sigmas}
-times ε. In
+In batch B the standard deviation is {lesson std w} for log w, {lesson std product} for the
+logarithm of the product, {lesson std s} for log s: {lesson quotient} times smaller than log w; √L =
+{lesson root L}.
 
-every token gets {lesson game whole}, the wrong turn too. With an advantage per turn the
-wrong turn gets {lesson game last turn}.
+In run A v is {lesson v} before mini-batch 4, −v/2 = {lesson half v}, and the mean of log w is
+{lesson mean w}; heavy
 
-In a default run {lesson flipped share} of the tokens have a flip in some layer. They move {lesson
-flips move} times as far as the others (mean |log w|
-{lesson moved where flipped} against {lesson moved elsewhere}); only
+run A v was {lesson v low} to {lesson v high}: measure
+
+{lesson outside} are outside, and {lesson own} of these are on their own side ({lesson chance} with
+the advantages dealt out anew): {lesson above right} of those above are right responses, {lesson
+below wrong} of those below are wrong ones. So {lesson outside} · {lesson own} = {lesson clipped} of
+the {lesson dots} responses
+
+mini-batches 2 to 4? In run A it is {lesson later outside}.
+
+on their own side, {lesson paper low} to {lesson paper high} are outside.
+
+| clipped | 20 to 40% | {lesson later clipped} |
+
+| outside | {lesson paper low} to {lesson paper high} | {lesson later outside} |
+
+standard deviations of a normal log s | {lesson paper sigma high} to {lesson paper sigma low} |
+{lesson normal} |
+
+| unknown | median 1/{lesson sigma}, 1/{lesson sigma high} to 1/{lesson sigma low} |
+
+Now {lesson clips wide} of Â ≠ 0 are `clipped`, not {lesson clips as it is}, and `reward` is the
+same: {lesson reward wide}, not {lesson reward as it is}, in
+
+5 to 12 had a mean of {lesson reward clip} instead of {lesson reward as it is}.
+
+every token gets {lesson game whole}, the wrong turn too. With an advantage per turn the wrong turn
+gets {lesson game last turn}.
+
+in a default run {lesson flipped share} of the tokens have a flip in some layer. They move {lesson
+flips move} times as far as the others (mean |log w| {lesson moved where flipped} against {lesson
+moved elsewhere}); only
+
+counts *experts*, {lesson flips mean} over run A's 50 batches, {lesson flips low} to {lesson flips
+high} in its
 """,
 "docs/data.md": """
 where its log-probs stay within {vllm_apart} nats of the policy's,

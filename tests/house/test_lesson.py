@@ -11,19 +11,21 @@ import re
 import runpy
 import shutil
 import subprocess
+import sys
+from statistics import mean, stdev
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from documents import DOCUMENTS, PROGRAM, README, ROOT
+from documents import DOCUMENTS, PROGRAM, README, ROOT, blocks
 from tiny_run import SMALL, TINY, metrics, python, read_json, write
 from trace_batch import trace
 
 PAGE = DOCUMENTS["docs/lesson.md"]
-# number, title, file, function, what of its result, shape
-STEPS = re.findall(r"^\| (\d+) \| ([^|]+) \| `([\w/]+\.py)`: `([\w.]+)\(\)([\w.\[\]]*)` \| "
-                   r"`?(\[[^\]]*\]|\w+)`? \|$", PAGE, flags=re.M)
+# title, file, function, what of its result, shape
+STEPS = re.findall(r"^    (\S.*?) {2,}([\w/]+\.py) +([\w.]+)\(\)([\w.\[\]]*) {2,}(\[[^\]]*\]|\w+)$",
+                   PAGE, flags=re.M)
 
 
 def test_the_page_has_nine_questions_each_with_a_prediction_a_picture_and_a_line_to_change():
@@ -34,9 +36,29 @@ def test_the_page_has_nine_questions_each_with_a_prediction_a_picture_and_a_line
             assert part in text, (title, part)
 
 
-def test_the_code_tour_has_twelve_steps_of_functions_that_exist():
-    assert [int(step[0]) for step in STEPS] == list(range(1, 13))
-    for _, _, file, function, _, _ in STEPS:
+def test_the_recorded_figures_are_what_experiments_lesson_makes_of_its_record():
+    """fill.py writes them into the page: tests/house/test_evidence.py."""
+    sys.path.insert(0, str(ROOT / "experiments"))
+    import lesson
+    record = read_json(ROOT / "experiments/results/lesson.json")
+    assert record["texts"] == lesson.describe(record), "run python experiments/lesson.py"
+
+
+def test_a_recorded_minibatch_is_measured_as_a_loop_over_its_tokens():
+    """Two responses with Â ≠ 0, outside the paper's range, the first on its own side."""
+    sys.path.insert(0, str(ROOT / "experiments"))
+    import lesson
+    one = lambda log_w, A: {"logp": [-1 + x for x in log_w], "old_logp": [-1.0] * len(log_w),
+                            "advantage": A}
+    found = lesson.measure_mini([one([.1, .3], 1.0), one([.0, .2], -1.0), one([.5], 0.0)])
+    assert found == pytest.approx({
+        "zero": 1 / 3, "v": .0125, "mean": .15, "sigma": .05, "median_w": .15, "median_s": .15,
+        "outside": 1, "clipped": .5}, rel=1e-3)
+
+
+def test_the_code_tour_has_eight_steps_of_functions_that_exist():
+    assert len(STEPS) == 8
+    for _, file, function, _, _ in STEPS:
         assert f"def {function.split('.')[-1]}(" in PROGRAM[file]
 
 
@@ -48,12 +70,12 @@ def shape_of(value):
 
 def test_a_plain_batch_walks_the_steps_in_their_order_and_figures_and_shapes_are_true(workplace):
     """One rollout batch of the real script: Q = 4, G = 4, two mini-batches."""
-    wanted = {title: (file, function.split(".")[-1]) for _, title, file, function, *_ in STEPS}
+    wanted = {title: (file, function.split(".")[-1]) for title, file, function, *_ in STEPS}
     files, calls, from_train, names, returned = trace(["--plain"], [*wanted.values()])
     assert files <= 14 and calls <= 63 and from_train <= 19, names
     assert f"pass through {files} files" in " ".join(PAGE.split())
     sizes = {"Q": 4, "G": 4, "B": 16, "b": 8, "K": 1}
-    for _, title, _, _, part, shape in STEPS:
+    for title, _, _, part, shape in STEPS:
         result = returned[wanted[title]]
         if not shape.startswith("["):
             assert isinstance(result, dict), title
@@ -93,12 +115,12 @@ def test_every_exercise_has_its_patch():
     named = re.findall(r"\]\((exercises/[^)]+)\)", PAGE)
     there = (ROOT / "docs/exercises").glob("*.patch")
     assert sorted(named) == sorted(f"exercises/{file.name}" for file in there)
-    assert len(named) == 4
+    assert len(named) == 3
 
 
-def test_exercise_1_an_objective(tmp_path):
+def test_exercise_2_an_objective(tmp_path):
     """Responses of 4 and 16 tokens: 0.04/√|y| is 0.02 and 0.01 for s - 1."""
-    losses = names_of(solved(tmp_path, 1), "losses.py")
+    losses = names_of(solved(tmp_path, 2), "losses.py")
     mask = torch.arange(16) < torch.tensor([[4], [16]])
     old = torch.full((2, 16), -1.0, dtype=torch.float64)
     for s, kept in ((1.0, [1, 1]), (1.009, [1, 1]), (1.015, [1, 0]), (1.025, [0, 0]),
@@ -112,8 +134,8 @@ def test_exercise_1_an_objective(tmp_path):
             (mask.sum(-1) * (1 - torch.tensor(kept))).sum().item() / 20)
 
 
-def test_exercise_2_a_task(tmp_path, monkeypatch):
-    code = solved(tmp_path, 2)
+def test_exercise_3_a_task(tmp_path, monkeypatch):
+    code = solved(tmp_path, 3)
     names = names_of(code, "reverse.py")
     for reward, given in (
             (names.reward, {("7413", "7413"): 1, ("74", "7413"): .5, ("", "1"): 0,
@@ -129,9 +151,9 @@ def test_exercise_2_a_task(tmp_path, monkeypatch):
     assert f"{sum(twice) / len(twice):.2f}" in PAGE, "what the last digit, written twice, earns"
 
 
-def test_exercise_4_lengths(tmp_path):
+def test_exercise_1_lengths(tmp_path):
     """Three responses of each length whose s is 1.02, and their number that 0.04/√|y| clips."""
-    code = solved(tmp_path, 4)
+    code = solved(tmp_path, 1)
     one = lambda n, A: {"logp": [-1 + math.log(1.02)] * n, "old_logp": [-1.0] * n, "advantage": A}
     mini = [one(n, A) for n in (3, 9, 27) for A in (1.0, -1.0, 1.0)]
     (code / "run").mkdir()
@@ -143,14 +165,23 @@ def test_exercise_4_lengths(tmp_path):
     assert found == [[3, .667, .667, 0], [9, .667, .667, .667], [27, .667, .667, .667]]
 
 
-def test_exercise_3_a_sampler(tmp_path):
-    draw = names_of(solved(tmp_path, 3), "rollout.py").draw
-    p, n = torch.tensor([2.0, 0.0, -1.0, 1.0]), 40_000
-    uniform = torch.rand(n, generator=torch.Generator().manual_seed(0))
-    drawn = draw(p.expand(n, 4), uniform)
-    assert torch.allclose(drawn.bincount(minlength=4) / n, p.softmax(-1), atol=0.01)
-    third = draw(p.expand(n, 4)[::3], uniform[::3])
-    assert torch.equal(drawn[::3], third), "whatever rows are drawn beside it"
+# ------------------------------------------------------------------------------------- five lines
+
+def test_the_five_lines_for_other_pipelines_print_what_a_loop_finds(capsys):
+    """The block of docs/speed.md on four responses, one with Â = 0, against plain Python."""
+    _, lines = next(block for block in blocks("docs/speed.md") if "lw, m, A = " in block[1][0])
+    assert len(lines) == 5
+    rows, A = [[.01, .03], [-.02], [.004, -.002, .001], [.5, .5]], [1.0, 1.0, -1.0, 0.0]
+    mask = torch.arange(3) < torch.tensor([[len(row)] for row in rows])                  # [4, 3]
+    old = torch.full((4, 3), -1.0, dtype=torch.float64)
+    logp = old + torch.tensor([row + [9.0] * (3 - len(row)) for row in rows]).double()   # padding
+    exec("\n".join(lines), dict(logp=logp, old=old, mask=mask, A=torch.tensor(A).double(), eps=5e-3))
+    tokens, log_s = sum(rows[:3], []), [mean(row) for row in rows[:3]]
+    printed = capsys.readouterr().out.replace("A ≠ 0", "")
+    figures = [float(x) for x in re.findall(r"-?\d[\d.]*(?:e-?\d+)?", printed)]
+    assert figures == pytest.approx([
+        mean(tokens), stdev(tokens), mean(log_s), stdev(log_s), 5e-3 / stdev(log_s), 2 / 3, 1 / 3,
+        stdev(tokens)**2 / mean(log_s)**2], rel=.05)
 
 
 # ------------------------------------------------------------------------------ the concept files
@@ -170,8 +201,8 @@ def test_a_concept_file_says_which_file_to_read_next():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number, flags", [
-    (1, "--algorithm gspo_root"), (3, "--plain"),
-    (2, "--model_name_or_path policy/checkpoints/step_1 --dataset_name reverse.jsonl "
+    (2, "--algorithm gspo_root"),
+    (3, "--model_name_or_path policy/checkpoints/step_1 --dataset_name reverse.jsonl "
         "--verifier reverse.py:reward --max_completion_length 6")])
 def test_the_solved_exercises_train(number, flags, cold_start, tmp_path):
     code = solved(tmp_path, number)
@@ -179,7 +210,7 @@ def test_the_solved_exercises_train(number, flags, cold_start, tmp_path):
     (code / "runs/cold_start").symlink_to(cold_start.parent)
     tiny = SMALL if "--model_name_or_path" in flags else TINY
     commands = [["train.py", *tiny, "--steps", "1", *flags.split(), "--output_dir", "run"]]
-    if number == 2:
+    if number == 3:
         policy = ["train.py", *TINY, "--steps", "1", "--output_dir", "policy"]
         commands = [["reverse.py"], policy, *commands]
     for command in commands:
