@@ -114,8 +114,8 @@ def measure_clip(run, batches=10):
 
 
 def measure_drift(run, batches=10):
-    """Of a run with --save_minibatches: what earlier updates have done to mini-batches 2 to 4 of the
-    first batches, shares of Â = 0 in the last ones, and the shares of experts that flipped."""
+    """Of a run with --save_minibatches: what earlier updates have done to mini-batches 2 to 4 of
+    the first batches, shares of Â = 0 in the last ones, and the shares of experts that flipped."""
     with open(Path(run) / "minibatches.jsonl", encoding="utf-8") as file:
         records = [json.loads(line)["minibatches"] for line in file]
     last = [one["advantage"] == 0 for minis in records[-batches:] for mini in minis for one in mini]
@@ -125,8 +125,8 @@ def measure_drift(run, batches=10):
 
 
 def measure_mini(mini):
-    """Moments and shares of a mini-batch, all but `zero`, the share with Â = 0, of those with Â ≠ 0.
-    """
+    """Moments and shares of the responses of a mini-batch with Â ≠ 0; `zero`: the share of the
+    others."""
     rows = [([new - old for new, old in zip(one["logp"], one["old_logp"])], one["advantage"])
             for one in mini if one["advantage"]]
     tokens = [x for row, _ in rows for x in row]

@@ -175,7 +175,8 @@ def test_the_five_lines_for_other_pipelines_print_what_a_loop_finds(capsys):
     mask = torch.arange(3) < torch.tensor([[len(row)] for row in rows])                  # [4, 3]
     old = torch.full((4, 3), -1.0, dtype=torch.float64)
     logp = old + torch.tensor([row + [9.0] * (3 - len(row)) for row in rows]).double()   # padding
-    exec("\n".join(lines), dict(logp=logp, old=old, mask=mask, A=torch.tensor(A).double(), eps=5e-3))
+    given = dict(logp=logp, old=old, mask=mask, A=torch.tensor(A).double(), eps=5e-3)
+    exec("\n".join(lines), given)
     tokens, log_s = sum(rows[:3], []), [mean(row) for row in rows[:3]]
     printed = capsys.readouterr().out.replace("A ≠ 0", "")
     figures = [float(x) for x in re.findall(r"-?\d[\d.]*(?:e-?\d+)?", printed)]
