@@ -203,7 +203,7 @@ class Saver:
         return self
 
     def __exit__(self, error_type, error, trace):
-        self.signals.training = False
+        self.signals.training = error is not None            # a signal does not disturb its end
         if self.snapshot and isinstance(error, (Exception, SystemExit)):
             with suppress(Exception):                        # the first error is the one to report
                 self.save_after_error()

@@ -31,9 +31,11 @@ class StopSignals:
                 signal.signal(number, self.handle)
         return self
 
-    def __exit__(self, *error):
+    def __exit__(self, kind, error, trace):
+        failed = isinstance(error, Exception)    # torchrun stops the processes beside one that died
         for number, handler in self.previous.items():
-            signal.signal(number, handler)
+            if number == signal.SIGINT or not failed:        # else until the error is printed
+                signal.signal(number, handler)
 
     def handle(self, number, frame):
         self.caught.append(time.monotonic())

@@ -419,6 +419,18 @@ def test_an_error_between_two_updates_says_what_the_checkpoint_holds(run, first,
     assert [record["step"] for record in run("--resume")] == [1, 2, 3]
 
 
+def test_a_signal_while_an_error_ends_the_run_costs_neither_checkpoint_nor_message(
+        run, failing, first, then):
+    """torchrun sends one to the processes beside one that has died."""
+    failing(3, ValueError("bad"), train, "reward")
+    stop = lambda *_: os.kill(os.getpid(), signal.SIGTERM)
+    first(checkpoints, "save", stop)
+    then(lifecycle.StopSignals, "__exit__", stop)
+    with pytest.raises(ValueError, match="bad"):
+        run("--steps 4")
+    assert os.listdir("run/checkpoints") == ["step_2"]
+
+
 def test_an_error_with_ruined_weights_saves_nothing(run, first):
     def ruin(learner, *rest, **options):
         if Path("ruined/metrics.jsonl").exists():
