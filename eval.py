@@ -33,7 +33,7 @@ from transformers.utils import logging
 from plumbing.data import tasks
 from plumbing.data.datafiles import Problem
 from plumbing.model.chat import name_ends
-from plumbing.model.policy import load_policy
+from plumbing.model.policy import describe_fit, load_policy
 from plumbing.parallel.devices import autocast, find_device_type
 from plumbing.engines.samplers import make_sampler
 from plumbing.refusal import Refusal, refuse_os_errors
@@ -171,6 +171,7 @@ def passk(parsed):
         policy, tokenizer = load_policy(settings, task, device, name)
         print_once(name_ends(policy, tokenizer))
         print_once(task.filter_prompts(tokenizer))
+        print_once(describe_fit(policy, task))
         problems = task.test[:options.problems]
         sampler = make_sampler(settings, policy, tokenizer, task)
         answers = evaluate(sampler, task, problems, options.n, settings.temperature,

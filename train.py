@@ -53,6 +53,7 @@ from losses import policy_loss, token_weights
 from plumbing.data.tasks import prepare_task
 from plumbing.model.actor import load_trained_policy
 from plumbing.model.chat import name_ends
+from plumbing.model.policy import describe_fit
 from plumbing.parallel import processes
 from rollout import Rollout, Scores, take_fields
 from routes import Pass, router_shift
@@ -251,6 +252,7 @@ def run_training(settings, task, device):
         policy, tokenizer = load_trained_policy(settings, task, device, saved)
         screen.print_once(name_ends(policy, tokenizer))
         screen.print_once(task.filter_prompts(tokenizer))
+        screen.print_once(describe_fit(policy, task))
         checkpoints.seed_all(settings.seed)      # the same critic if the warm-up is cached
         learner = make_learner(settings, task, policy, tokenizer, device)
         if settings.dry_run:

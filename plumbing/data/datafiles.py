@@ -23,6 +23,7 @@ from plumbing.refusal import Refusal, refuse_os_errors
 DATA_FILES = (".jsonl", ".json", ".csv", ".parquet")
 PROMPT_COLUMNS = ("prompt", "question", "problem")
 ANSWER_COLUMNS = ("answer", "solution")
+UNREAD_COLUMNS = ("tools", "image", "images", "video", "videos", "audio", "audios")
 shared_columns = set()           # those that are named on stderr because they cannot be copied
 
 
@@ -34,6 +35,7 @@ class Problem:
     earlier: tuple | None = None  # the messages before it as (role, text); None: no conversation
     row: dict = field(default_factory=dict, compare=False, repr=False)   # its row in the data
     stage: int = 1               # the stage in which training on it begins (features/srpo.py)
+    unread: tuple = field(default=(), compare=False)     # what its row has for a prompt, unused
 
     def copy_row(self):
         """A copy of the row for users' code, which may change it. Values that cannot be copied,
@@ -75,10 +77,10 @@ def load_problems(name, test_name, columns, rows, environment):
     train = to_problems(rows, name, *options)
     test = to_problems(test_rows, test_name or name, *options) if test_rows or test_name else []
     key = row_key if environment else prompt_key
+    notes = [] if environment else describe_answers(train + test)
     held_out = set(map(key, test))
     total = len(train)
     train = [p for p in train if key(p) not in held_out]
-    notes = []
     if not train:
         raise Refusal(f"{name}: nothing to train on: every prompt is in the test split too")
     if len(train) < total:
@@ -95,6 +97,16 @@ def load_problems(name, test_name, columns, rows, environment):
         train = [p for p in train if key(p) not in held_out]
         notes.append(f"no test split: held out {len(test)} problem(s)")
     return train, test, notes
+
+
+def describe_answers(problems):
+    """[a note] about prompts that have several answers, if there are any."""
+    firsts = {}                                              # {prompt: {answer: its first row}}
+    for p in problems:
+        firsts.setdefault(prompt_key(p), {}).setdefault(p.answer, p.where)
+    several = [[*places.values()] for places in firsts.values() if len(places) > 1]
+    return [f"note: {len(several)} prompt(s) have different answers, such as {first} and {second}"
+            for first, second, *_ in several[:1]]
 
 
 def pickle_and_check(value):
@@ -261,17 +273,21 @@ def to_problems(rows, source, columns=(), answers=True):
     for where, row in rows:
         prompt = find_cell(row, prompt_column)
         earlier = None
+        unread = {name for name in UNREAD_COLUMNS if row.get(name)}
         if isinstance(prompt, list):
-            *earlier, (role, prompt) = check_messages(where, prompt, prompt_column)
+            messages = prompt
+            *earlier, (role, prompt) = check_messages(where, messages, prompt_column)
             if role != "user":
                 raise Refusal(f"{where}: {prompt_column} ends with a message of {role}; the "
                               "last message must be the user's, because a response follows it")
             earlier = tuple(earlier)
+            unread |= {key for message in messages for key, value in message.items()
+                       if value and key not in ("role", "content")}
         prompt = to_text(where, prompt, prompt_column)
         answer = find_cell(row, answer_column) if answer_column else None
         missing = not answers and (answer is None or answer == "")
         answer = "" if missing else to_text(where, answer, answer_column)
-        problems.append(Problem(prompt, answer, where, earlier, row))
+        problems.append(Problem(prompt, answer, where, earlier, row, unread=tuple(sorted(unread))))
     return problems
 
 

@@ -50,6 +50,16 @@ def drops_thinking(tokenizer, **variables):
     return THOUGHT not in render(tokenizer, chat, **variables)
 
 
+def missing_opening(tokenizer, **variables):
+    """What stands before the assistant's words in a conversation and not at the end of a prompt,
+    because the chat template has no generation prompt; "" if nothing is missing."""
+    chat = [{"role": "user", "content": WORDS}, {"role": "assistant", "content": REPLY}]
+    before, found, _ = render(tokenizer, chat, **variables).partition(REPLY)
+    prompt = render(tokenizer, chat[:1], add_generation_prompt=True, **variables)
+    same = prompt == render(tokenizer, chat[:1], **variables)
+    return before.removeprefix(prompt).strip() if same and found else ""
+
+
 def render(tokenizer, messages, **options):
     """The text of a conversation. Raises Refusal if it has none."""
     try:

@@ -2,6 +2,7 @@
 warm-up (cold_start.py)."""
 
 import importlib.util
+import math
 import re
 from functools import partial
 from pathlib import Path
@@ -104,6 +105,7 @@ def read_checkpoint(name):
         if not weight.isfinite().all():
             raise Refusal(f"its weight {key} holds numbers that are not finite")
     policy = take_text_part(policy.float())
+    policy.unused_weights = sorted(loading["unexpected_keys"])
     tokenizer = read_or_describe(AutoTokenizer.from_pretrained, name, trust_remote_code=False)
     check_tokenizer(policy, tokenizer)
     if tokenizer.pad_token_id is None:
@@ -123,9 +125,10 @@ def read_or_describe(read, name, **options):
 
 
 def read_model(name):
-    """(model, its "missing_keys" and "mismatched_keys") as transformers loads it."""
+    """(model, its "missing_keys", "mismatched_keys", …) as transformers loads it."""
     if AutoConfig.from_pretrained(name, trust_remote_code=False).model_type == "qwen3_moe":
-        return TinyMoE.from_pretrained(name), {"missing_keys": (), "mismatched_keys": ()}
+        return TinyMoE.from_pretrained(name), dict.fromkeys(
+            ("missing_keys", "mismatched_keys", "unexpected_keys"), ())
     return AutoModelForCausalLM.from_pretrained(
         name, dtype=torch.float32, use_safetensors=True, trust_remote_code=False,
         ignore_mismatched_sizes=True, output_loading_info=True)
@@ -202,13 +205,33 @@ def find_max_length(policy):
     some RoPEs depend on the longest row of the batch."""
     config = policy.config
     longest = getattr(config, "max_position_embeddings", None)
-    ropes = getattr(config, "rope_parameters", None)
-    if not ropes:
-        return longest
-    ropes = [ropes] if "rope_type" in ropes else ropes.values()  # or one for each kind of layer
+    ropes = list_ropes(config)
     limits = [rope.get("original_max_position_embeddings") or longest
               for rope in ropes if rope["rope_type"] in ("dynamic", "longrope")]
-    return min(limits, default=None)
+    return min(limits, default=None) if ropes else longest
+
+
+def list_ropes(config):
+    """The parameters of the model's RoPEs, one for each kind of layer; [] without any."""
+    ropes = getattr(config, "rope_parameters", None) or {}
+    return [ropes] if "rope_type" in ropes else [*ropes.values()]
+
+
+def describe_fit(policy, task):
+    """Notes on weights of the checkpoint that the model does not use, and on rows longer than the
+    positions that it was trained on."""
+    notes = []
+    if unused := getattr(policy, "unused_weights", ()):
+        notes.append(f"note: {type(policy).__name__} does not use {len(unused)} weight(s) of "
+                     f"the checkpoint, such as {', '.join(unused[:3])}")
+    known = getattr(policy.config, "max_position_embeddings", None) or math.inf
+    known = max([known, *((rope.get("factor") or 1) * (
+        rope.get("original_max_position_embeddings") or 0) for rope in list_ropes(policy.config))])
+    longest = max(map(len, task.ids.values())) + task.max_completion_length
+    if longest > known:
+        notes.append(f"note: rows can have {longest} tokens, more than the model's "
+                     f"max_position_embeddings of {known:g}")
+    return "\n".join(notes)
 
 
 @torch.no_grad()
