@@ -425,7 +425,7 @@ def test_a_signal_while_an_error_ends_the_run_costs_neither_checkpoint_nor_messa
     failing(3, ValueError("bad"), train, "reward")
     stop = lambda *_: os.kill(os.getpid(), signal.SIGTERM)
     first(checkpoints, "save", stop)
-    then(lifecycle.StopSignals, "__exit__", stop)
+    then(train.StopSignals, "__exit__", stop)
     with pytest.raises(ValueError, match="bad"):
         run("--steps 4")
     assert os.listdir("run/checkpoints") == ["step_2"]
