@@ -171,7 +171,7 @@ def passk(parsed):
         policy, tokenizer = load_policy(settings, task, device, name)
         print_once(name_ends(policy, tokenizer))
         print_once(task.filter_prompts(tokenizer))
-        print_once(describe_fit(policy, task))
+        print_once(describe_fit(policy, tokenizer, task))
         problems = task.test[:options.problems]
         sampler = make_sampler(settings, policy, tokenizer, task)
         answers = evaluate(sampler, task, problems, options.n, settings.temperature,

@@ -252,7 +252,7 @@ def run_training(settings, task, device):
         policy, tokenizer = load_trained_policy(settings, task, device, saved)
         screen.print_once(name_ends(policy, tokenizer))
         screen.print_once(task.filter_prompts(tokenizer))
-        screen.print_once(describe_fit(policy, task))
+        screen.print_once(describe_fit(policy, tokenizer, task))
         checkpoints.seed_all(settings.seed)      # the same critic if the warm-up is cached
         learner = make_learner(settings, task, policy, tokenizer, device)
         if settings.dry_run:

@@ -8,8 +8,6 @@ import json
 import math
 import re
 import sys
-from collections import Counter
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Callable
@@ -20,7 +18,6 @@ from advantages import (LARGEST_REWARD, as_decimals, groups_with_signal, with_gr
                         without_rounding)
 from plumbing.data.datafiles import as_messages
 from plumbing.data.reward_functions import in_parallel
-from plumbing.model.chat import drops_thinking, missing_opening
 from plumbing.parallel import processes
 from plumbing.refusal import Refusal, is_bug
 
@@ -230,7 +227,6 @@ class Task:
         elif self.chat_template_kwargs:
             notes.append("note: --chat_template_kwargs has no effect: these prompts have no chat "
                          "template")
-        notes += describe_prompts(self, tokenizer)
         first, = self.encode(tokenizer, self.train[:1])
         return "\n".join([*notes, describe_prompt(tokenizer, first)])
 
@@ -245,40 +241,6 @@ def describe_unreadable(function, problems):
             f"answers that were tried, such as {examples}: at most the same text in \\boxed{{}} "
             "gets a reward; write them as numbers or LaTeX, leave these rows out, or use "
             "--verifier exact"]
-
-
-def describe_prompts(task, tokenizer):
-    """[notes] on prompts that begin with two BOS tokens or were rendered before the chat template
-    renders them, and on what their rows have and they do not show."""
-    problems = task.train + task.test
-    notes = []
-    bos = tokenizer.bos_token_id
-    twice = sum(ids[:2] == [bos, bos] for ids in task.encode(tokenizer, problems))
-    if twice:
-        notes.append(f"note: {twice} of {len(problems)} prompts begin with {tokenizer.bos_token} "
-                     "twice: the tokenizer adds it, so leave it out of the text")
-    unread = Counter(name for p in problems for name in p.unread)
-    if task.chat_template and tokenizer.chat_template:
-        special = "|".join(re.escape(token.content) for token
-                           in tokenizer.added_tokens_decoder.values() if token.special)
-        texts = ["\n".join([*(text for _, text in p.earlier or ()), p.prompt]) for p in problems]
-        found = [(match[0], p.where) for p, text in zip(problems, texts)
-                 if special and (match := re.search(special, text))]
-        if found:
-            notes.append(f"note: {len(found)} of {len(problems)} prompts contain control tokens, "
-                         f"such as {' ('.join(found[0])}): the chat template renders them once "
-                         "more; --no_chat_template takes them as they are")
-        with suppress(Refusal):          # of a template that renders single prompts alone
-            unread["<think>"] = sum("</think>" in text for text in texts) * drops_thinking(
-                tokenizer, **task.chat_template_kwargs)
-            if opening := missing_opening(tokenizer, **task.chat_template_kwargs):
-                notes.append("note: the chat template has no generation prompt: the policy itself "
-                             f"has to write {opening!r} first")
-    names = [f"{name} ({n} rows)" for name, n in unread.items()
-             if n and name not in task.chat_template_kwargs]
-    if names:
-        notes.append(f"note: what rows have and their prompts do not show: {', '.join(names)}")
-    return notes
 
 
 def describe_prompt(tokenizer, ids):

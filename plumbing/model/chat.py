@@ -1,6 +1,9 @@
 """What a chat template writes around the words of a conversation: the text between two of the
 assistant's turns, and the token that ends a turn, which ends a response, too."""
 
+import re
+from collections import Counter
+from contextlib import suppress
 from typing import NamedTuple
 
 from plumbing.refusal import Refusal
@@ -77,6 +80,40 @@ def split_end(tokenizer, text):
         if text.lstrip().startswith(token):
             return special[token], text.lstrip().removeprefix(token)
     return None, text
+
+
+def describe_prompts(task, tokenizer):
+    """[notes] on prompts that begin with two BOS tokens or were rendered before the chat template
+    renders them, and on what their rows have and they do not show."""
+    problems = task.train + task.test
+    notes = []
+    bos = tokenizer.bos_token_id
+    twice = sum(ids[:2] == [bos, bos] for ids in task.encode(tokenizer, problems))
+    if twice:
+        notes.append(f"note: {twice} of {len(problems)} prompts begin with {tokenizer.bos_token} "
+                     "twice: the tokenizer adds it, so leave it out of the text")
+    unread = Counter(name for p in problems for name in p.unread)
+    if task.chat_template and tokenizer.chat_template:
+        special = "|".join(re.escape(token.content) for token
+                           in tokenizer.added_tokens_decoder.values() if token.special)
+        texts = ["\n".join([*(text for _, text in p.earlier or ()), p.prompt]) for p in problems]
+        found = [(match[0], p.where) for p, text in zip(problems, texts)
+                 if special and (match := re.search(special, text))]
+        if found:
+            notes.append(f"note: {len(found)} of {len(problems)} prompts contain control tokens, "
+                         f"such as {' ('.join(found[0])}): the chat template renders them once "
+                         "more; --no_chat_template takes them as they are")
+        with suppress(Refusal):          # of a template that renders single prompts alone
+            unread["<think>"] = sum("</think>" in text for text in texts) * drops_thinking(
+                tokenizer, **task.chat_template_kwargs)
+            if opening := missing_opening(tokenizer, **task.chat_template_kwargs):
+                notes.append("note: the chat template has no generation prompt: the policy itself "
+                             f"has to write {opening!r} first")
+    names = [f"{name} ({n} rows)" for name, n in unread.items()
+             if n and name not in task.chat_template_kwargs]
+    if names:
+        notes.append(f"note: what rows have and their prompts do not show: {', '.join(names)}")
+    return notes
 
 
 # ------------------------------------------------------------------ the tokens that end a response

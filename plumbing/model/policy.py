@@ -14,7 +14,7 @@ from transformers import (MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForC
 
 from moe import TinyMoE
 from plumbing.model.adapters import find_base_model, is_adapter, read_adapters
-from plumbing.model.chat import add_turn_end
+from plumbing.model.chat import add_turn_end, describe_prompts
 from plumbing.model.cold_start import load_cold_start
 from plumbing.refusal import Refusal, is_bug
 from plumbing.speed.experts import move_to_device
@@ -217,10 +217,10 @@ def list_ropes(config):
     return [ropes] if "rope_type" in ropes else [*ropes.values()]
 
 
-def describe_fit(policy, task):
-    """Notes on weights of the checkpoint that the model does not use, and on rows longer than the
-    positions that it was trained on."""
-    notes = []
+def describe_fit(policy, tokenizer, task):
+    """Notes on prompts (describe_prompts), on weights of the checkpoint that the model does not
+    use, and on rows longer than its positions."""
+    notes = [] if task.one_width else describe_prompts(task, tokenizer)
     if unused := getattr(policy, "unused_weights", ()):
         notes.append(f"note: {type(policy).__name__} does not use {len(unused)} weight(s) of "
                      f"the checkpoint, such as {', '.join(unused[:3])}")
