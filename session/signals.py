@@ -31,7 +31,7 @@ class StopSignals:
                 signal.signal(number, self.handle)
         return self
 
-    def __exit__(self, kind, error, trace):
+    def __exit__(self, error_type, error, trace):
         failed = isinstance(error, Exception)    # torchrun stops the processes beside one that died
         for number, handler in self.previous.items():
             if number == signal.SIGINT or not failed:        # else until the error is printed
