@@ -223,10 +223,23 @@ def parse_csv(path, text):
 def read_parquet(path):
     import pyarrow.parquet
     try:
-        rows = pyarrow.parquet.read_table(path).to_pylist()
+        table = pyarrow.parquet.read_table(path)
+        rows = table.to_pylist()
     except (pyarrow.ArrowException, OSError) as error:
         raise Refusal(f"{path}: not a Parquet file: {describe(error)}")
+    shorten({field.name: str(field.type) for field in table.schema}, rows)
     return [(f"{path} row {i}", row) for i, row in enumerate(rows, 1)]
+
+
+def shorten(types, rows):
+    """Write numbers of the columns with 16 or 32 bits as such a number is written: 0.1, which as a
+    Python float has become 0.10000000149011612. types: {column: type}."""
+    import numpy as np
+    for name, of in types.items():
+        if of in ("float", "float32", "halffloat", "float16"):       # Arrow's and datasets' words
+            kind = np.float16 if of in ("halffloat", "float16") else np.float32
+            for row in rows:
+                row[name] = row[name] if row[name] is None else float(str(kind(row[name])))
 
 
 def read_hub(name):
@@ -240,9 +253,13 @@ def read_hub(name):
                       f"{describe(error)}")
     train = "train" if "train" in splits else next(iter(splits))
     test = next((s for s in ("test", "validation") if s in splits and s != train), None)
-    return tuple([(f"{name} {split} row {i}", row)
-                  for i, row in enumerate(splits[split] if split else [], 1)]
-                 for split in (train, test))
+    found = []
+    for split in (train, test):
+        rows = [*splits[split]] if split else []
+        types = getattr(splits[split], "features", None) if rows else None
+        shorten({column: getattr(of, "dtype", "") for column, of in (types or {}).items()}, rows)
+        found.append([(f"{name} {split} row {i}", row) for i, row in enumerate(rows, 1)])
+    return tuple(found)
 
 
 # -------------------------------------------------------------------------------- checking of rows
@@ -269,6 +286,9 @@ def to_problems(rows, source, columns=(), answers=True):
             raise Refusal(f"{source}: no column {' or '.join(usual)} for the {use}; it has "
                           f"{', '.join(names) or 'none'}: --columns PROMPT ANSWER names two")
     prompt_column, answer_column = chosen
+    cells = [find_cell(row, answer_column) for _, row in rows] if answer_column else []
+    # pandas writes integers as 3.0 where an entry of the column is missing
+    whole = all(cell is None or isinstance(cell, float) and cell.is_integer() for cell in cells)
     problems = []
     for where, row in rows:
         prompt = find_cell(row, prompt_column)
@@ -285,6 +305,7 @@ def to_problems(rows, source, columns=(), answers=True):
                        if value and key not in ("role", "content")}
         prompt = to_text(where, prompt, prompt_column)
         answer = find_cell(row, answer_column) if answer_column else None
+        answer = int(answer) if whole and answer is not None else answer
         missing = not answers and (answer is None or answer == "")
         answer = "" if missing else to_text(where, answer, answer_column)
         problems.append(Problem(prompt, answer, where, earlier, row, unread=tuple(sorted(unread))))
@@ -323,7 +344,7 @@ def to_text(where, value, column):
     """A cell as text; a number is written as a decimal, 0.00001 and not 1e-05. Raises Refusal if
     the cell is empty or neither text nor a finite number."""
     number = isinstance(value, (int, float, Decimal)) and not isinstance(value, bool)
-    if number and math.isfinite(value):
+    if number and (isinstance(value, int) or math.isfinite(value)):      # int: of any length
         return format(Decimal(str(value)), "f")
     surrogates = isinstance(value, str) and any("\ud800" <= c <= "\udfff" for c in value)
     if not isinstance(value, str) or not value.strip() or surrogates:    # half a pair: no character

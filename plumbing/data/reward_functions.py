@@ -269,17 +269,26 @@ def load_math_verify():
             formulas = re.findall(r"\$([^$]+)\$", response)
             text = box if box is not None else formulas[-1] if formulas else response
             return plain_text(text) == word
-        gold = parse_answer(normalize_numbers(answer))
+        gold = parse_answer(normalize_gold(answer))
         if box is not None and not any(isinstance(x, SEVERAL) for x in gold):
             response = rf"\boxed{{{box}}}"
-        return math_verify.verify(gold, parse(normalize_numbers(response)), timeout_seconds=None)
+        found = parse(normalize_numbers(response))
+        if tiny := [x for x in gold if isinstance(x, sympy.Number) and 0 < abs(x) < 1e-3]:
+            # math-verify compares six decimals
+            found = [x for x in found if isinstance(x, str) or x.is_number and
+                     abs(x - tiny[0]) < 1e-6 * abs(tiny[0])]
+        return math_verify.verify(gold, found, timeout_seconds=None)
 
     def readable(answer):
         if as_word(answer):
             return False
-        parsed = parse_answer(normalize_numbers(answer))     # expressions, and the text of the last
+        parsed = parse_answer(normalize_gold(answer))        # expressions, and the text of the last
         if all(isinstance(x, str) for x in parsed):
             return False
+        numbers = {*re.findall(r"\d+(?:\.\d+)?", answer)}
+        if len(numbers) > 1 and "boxed" not in answer and any(
+                equal(rf"\boxed{{{one}}}", answer) for one in numbers):
+            return False                                     # a part is paid as the whole
         words = re.sub(r"\\[a-zA-Z]+(\{[^{}]*\})?", "", answer)      # without LaTeX's commands
         if re.search("[A-Za-z]{2}", words) is None:
             return True
@@ -311,17 +320,31 @@ def plain_text(text):
 
 
 def as_word(answer):
-    """The plain text of a reference answer that is a word of three letters or more, or several
-    words; None for any other. math-verify would read it as a product of its letters."""
+    """The plain text of a reference answer that is a word of three letters or more, several words,
+    or a date such as 2024-01-05; None for any other. math-verify would read a product of letters,
+    or a difference."""
     text = plain_text(last_box(answer) or answer)
-    return text if re.fullmatch(r"[^\W\d_]{3,}( [^\W\d_]+)*", text) else None
+    words = r"[^\W\d_]{3,}( [^\W\d_]+)*|\d{4}-\d\d-\d\d"
+    return text if re.fullmatch(words, text) else None
+
+
+def normalize_gold(answer):
+    """As normalize_numbers, of a reference answer: `1 450` is 1450."""
+    whole = re.fullmatch(r"[-+]?\d{1,3}( \d{3})+(\.\d+)?", answer.strip())
+    return normalize_numbers(answer.replace(" ", "") if whole else answer)
 
 
 def normalize_numbers(text):
     r"""Text in which math-verify finds the numbers that a reader finds: `\$18.90` is 18.90, `1e-05`
-    is 0.00001, `is - 5` and `is −5` are -5, `is +5` is 5; `答案是４２` has the number 42."""
+    is 0.00001, `is - 5` and `is −5` are -5, `is +5` is 5; `答案是４２` has the number 42; `1 1/2`
+    is 3/2, `6.02 \times 10^{23}` is 602000000000000000000000, and `10^-3` is 0.001."""
     text = text.replace(r"\$", "").replace("\u2212", "-").translate(FULL_WIDTH)
     text = re.sub(f"(?<={CJK})(?=[-+.\\d])|(?<=\\d)(?={CJK})", " ", text)
+    text = re.sub(r"(?<![\w.])(\d+) (\d+)/(\d+)(?![\w/])",
+                  lambda x: f"{int(x[1]) * int(x[3]) + int(x[2])}/{x[3]}", text)
+    text = re.sub(r"(?<![\w.^])(?:(\d+(?:\.\d+)?) ?(?:\\times|\\cdot|[×·*]) ?)?"
+                  r"10(?:\^|\*\*)(?:\{([-+]?\d{1,2})\}|([-+]?\d{1,2})(?!\d))",
+                  lambda x: f"{x[1] or 1}e{x[2] or x[3]}", text)
     text = re.sub(r"(?<![\w.])\d+(?:\.\d+)?[eE][-+]?\d{1,2}(?!\w)",
                   lambda number: format(Decimal(number[0]), "f"), text)
     return re.sub(r"((?:^|[=:]|####|\bis)[ \t]*)([-+])[ \t]*(?=\d)",

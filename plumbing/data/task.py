@@ -232,15 +232,16 @@ class Task:
 
 
 def describe_unreadable(function, problems):
-    """[a note] about the reference answers that math-verify cannot read, if there are any."""
+    """[a note] about the reference answers that math-verify cannot read, or of which it pays a
+    part, if there are any."""
     unreadable, tried = processes.on_first(lambda: function.find_unreadable(problems))
     if not unreadable:
         return []
     examples = ", ".join(f"{p.answer[-40:]!r} ({p.where})" for p in unreadable[:3])
-    return [f"note: math-verify cannot read {len(unreadable)} of {tried} different reference "
+    return [f"note: math-verify misreads {len(unreadable)} of {tried} different reference "
             f"answers that were tried, such as {examples}: at most the same text in \\boxed{{}} "
-            "gets a reward; write them as numbers or LaTeX, leave these rows out, or use "
-            "--verifier exact"]
+            "gets a reward, or a part of it does, too; write them as numbers or LaTeX, leave "
+            "these rows out, or use --verifier exact"]
 
 
 def describe_prompt(tokenizer, ids):

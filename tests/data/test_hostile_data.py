@@ -104,6 +104,29 @@ def test_a_null_deep_inside_a_parquet_file_is_refused_by_its_row(tmp_path):
         load_task(str(tmp_path / "x.parquet"), verifier="exact")
 
 
+@pytest.mark.parametrize("kind, values, texts", [
+    ("float32", [0.1, 2.5], ["0.1", "2.5"]),
+    ("float16", [0.1, 3.0], ["0.1", "3.0"]),
+    ("float64", [3.0, 12.0], ["3", "12"]),                   # integers, as pandas writes them
+    ("float64", [3.0, 2.5], ["3.0", "2.5"]),
+    ("int64", [3, 12], ["3", "12"])])
+def test_numbers_of_a_parquet_file_are_what_was_written(kind, values, texts, tmp_path):
+    datasets = pytest.importorskip("datasets")
+    features = datasets.Features({"prompt": datasets.Value("string"),
+                                  "answer": datasets.Value(kind)})
+    rows = [{"prompt": "x", "answer": value} for value in values]
+    made = datasets.Dataset.from_list(rows, features=features)
+    made.to_parquet(tmp_path / "x.parquet")
+    found = to_problems(read_rows(tmp_path / "x.parquet"), "x.parquet")
+    assert [problem.answer for problem in found] == texts
+
+
+def test_an_integer_of_400_digits_is_a_number(tmp_path):
+    write(tmp_path / "x.jsonl", row(answer="7" * 400))
+    *_, last = to_problems(read_rows(tmp_path / "x.jsonl"), "x.jsonl")
+    assert last.answer == "7" * 400
+
+
 def test_a_decimal_of_a_parquet_file_is_a_number(tmp_path):
     import datasets
     datasets.Dataset.from_list([{"prompt": "x", "answer": Decimal("4.50")}]).to_parquet(
@@ -197,10 +220,10 @@ def test_references_that_math_verify_cannot_read_are_named(model, run, capsys):
                           for i, answer in enumerate([*range(1, 11), *odd])])
     run(FLAGS.replace("exact", "math"))
     out = capsys.readouterr().out
-    assert ("cannot read 3 of 16 different reference answers that were tried, such as '√2' "
+    assert ("misreads 3 of 16 different reference answers that were tried, such as '√2' "
             "(train.jsonl line 12), 'no solution' (train.jsonl line 14), '½' (train.jsonl line 13)"
             ) in out
-    assert "--verifier exact" in out and out.index("cannot read") < out.index("first prompt")
+    assert "--verifier exact" in out and out.index("misreads") < out.index("first prompt")
 
 
 def test_a_million_character_prompt_is_read_and_then_refused_by_its_row(tmp_path):

@@ -59,11 +59,23 @@ def own(tmp_path):
      [r"\boxed{seat}", "eats", "it is $seat$", ""]),
     (r"so \boxed{New York}", [r"it is \boxed{New York}"], [r"\boxed{York New}"]),
     ("ab", [r"\boxed{ba}"], [r"\boxed{a}"]),
-    ("6.02e23", ["6.02e23", r"\boxed{6.02e23}"], ["6.02e22", "6.02"])])
+    ("6.02e23", ["6.02e23", r"\boxed{6.02e23}", r"6.02 \times 10^{23}", "6.02·10^23",
+                 r"so $6.02\cdot10^{23}$"], ["6.02e22", "6.02", "10", r"$10^{23}$"]),
+    (r"6.02 \times 10^{23}", ["6.02e23", r"\boxed{6.02 \times 10^{23}}"], ["6.02e22", "10"]),
+    ("1 1/2", ["1 1/2", "3/2", "1.5", r"\boxed{1\frac{1}{2}}"], ["1", "2", "11/2", "1/2"]),
+    ("10^-3", ["10^-3", "0.001", r"\boxed{10^{-3}}", "10**-3"], ["10", "7", "-3"]),
+    ("1 450", ["1450", "1 450", "1,450"], ["450", "1", "451"]),
+    ("2024-01-05", ["2024-01-05", r"\boxed{2024-01-05}"], ["2018", "2024", r"\boxed{2024}"]),
+    ("1e-7", ["1e-7", "0.0000001", r"\boxed{10^{-7}}"], ["2e-7", "0"])])
 def test_math_accepts_equal_values_and_nothing_else(maths, answer, right, wrong):
     assert [r for r in right if maths(r, answer) != 1.0] == []
     assert [r for r in wrong if maths(r, answer) != 0.0] == []
     assert not maths.errors
+
+
+def test_an_answer_of_which_a_part_is_paid_is_misread(maths):
+    assert [maths(None, answer) for answer in ("5 or 6", "between 2 and 3")] == [0.0, 0.0]
+    assert [maths(None, answer) for answer in ("12,345", "3/4", "(1,2)", "3x+4")] == [1.0] * 4
 
 
 def test_exact_accepts_what_is_equal_but_for_white_space_around_it():
