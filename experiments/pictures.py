@@ -263,11 +263,17 @@ def weight(name, A, ratio):
     return -torch.autograd.grad(loss, logp)[0][:, 0] / A
 
 
+def list_ratios(larger):
+    """The ratios of a curve, drawn so many times larger: between the thousandths, on which the ends
+    of clip ranges are, so that rounding does not decide on which side of one a ratio is."""
+    return 1 + torch.linspace(-.9945, 1.4995, 2495, dtype=torch.float64) / larger     # [x]
+
+
 def objectives_six():
     """The weight of six objectives that differ in kind against their ratio."""
     figure, grid = style.panels(2, 3, height=4.2, sharey=True)
     for axes, (name, (limit, larger)) in zip(grid.flat, SIX.items()):
-        ratio = 1 + torch.linspace(-.995, 1.5, 2496, dtype=torch.float64) / larger    # [x]
+        ratio = list_ratios(larger)                                                   # [x]
         for A, line, sign in ((1.0, "-", "A > 0"), (-1.0, "--", "A < 0")):
             axes.plot(ratio, weight(name, A, ratio), line, color=style.ALGORITHM[name], label=sign)
         drawn = f", drawn {larger} times larger" if larger > 1 else ""

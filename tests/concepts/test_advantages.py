@@ -8,9 +8,10 @@ import statistics
 import pytest
 import torch
 
-from advantages import (ADVANTAGES, INPUTS, LARGEST_REWARD, ValueHead, estimate_advantages, gae,
-                        gdpo, group_advantages, has_signal, leave_one_out, leave_one_out_std,
-                        not_all_correct, overlong_penalty, reinforce_plus_plus, value_loss, whiten)
+from advantages import (ADVANTAGES, INPUTS, LARGEST_REWARD, Advantage, ValueHead,
+                        estimate_advantages, gae, gdpo, group_advantages, has_signal,
+                        leave_one_out, leave_one_out_std, not_all_correct, overlong_penalty,
+                        reinforce_plus_plus, value_loss, whiten)
 import reference
 from plumbing.data import reward_functions
 from reference import Response, at_the_end, clip, gradient, mean, penalized
@@ -231,7 +232,7 @@ def table_inputs():
     torch.manual_seed(5)
     mask = ragged_mask()[[0, 1, 2, 3, 0, 1]]
     B, T = mask.shape
-    parts = torch.rand(B, 2)
+    parts = 2 * torch.rand(B, 2)             # some are right, that is at least 1
     return dict(rewards=parts.sum(-1), parts=parts, part_weights=[1.0, 2.0], group_size=3,
                 scale="group", mask=mask, old_logp=-torch.rand(B, T), kl=torch.rand(B, T),
                 beta=0.1, values=torch.rand(B, T), lam=0.9, teacher_logp=-torch.rand(B, T),
@@ -255,7 +256,8 @@ def test_a_row_returns_what_it_says_and_reads_what_it_says(name):
     halved = {"old_logp", "kl", "values", "teacher_logp", "lam", "beta",
               "turn_rewards"} & inputs.keys()
     changed = {key: inputs[key] * 0.5 for key in halved}
-    changed |= {key: inputs[key].square() for key in ("rewards", "parts", "entropy")}
+    changed |= {key: 2 - inputs[key] for key in ("rewards", "parts")}    # right becomes wrong
+    changed |= {"entropy": inputs["entropy"].square()}
     changed |= dict(part_weights=[2.0, 1.0], group_size=2, scale="none",
                     blamed=~inputs["blamed"], mask=mask & (torch.arange(8) != 1))
     assert changed.keys() == inputs.keys()
@@ -263,6 +265,13 @@ def test_a_row_returns_what_it_says_and_reads_what_it_says(name):
     for key, value in changed.items():
         same = torch.equal(estimate_advantages(name, **inputs | {key: value}), want)
         assert same == (key not in reads), key
+
+
+def test_an_advantage_of_right_and_wrong_is_a_row_like_others(monkeypatch):
+    """What a reader may add: +1 for a right response, -1 for a wrong one, whatever their group."""
+    own = Advantage(lambda rewards: 2.0 * (rewards >= 1) - 1, "response")
+    monkeypatch.setitem(ADVANTAGES, "right_and_wrong", own)
+    test_a_row_returns_what_it_says_and_reads_what_it_says("right_and_wrong")
 
 
 @pytest.mark.parametrize("name", [name for name, row in ADVANTAGES.items()

@@ -70,6 +70,15 @@ def test_a_figure_exists_as_png_and_svg():
         assert png.exists() == png.with_suffix(".svg").exists(), name
 
 
+@pytest.mark.parametrize("name", pictures.SIX)
+def test_rounding_moves_no_edge_of_a_figure(name):
+    """It is the same file on every machine."""
+    ratio = pictures.list_ratios(pictures.SIX[name][1])                              # [x]
+    for A in (1.0, -1.0):
+        weights = [pictures.weight(name, A, ratio * (1 + sign * 1e-12)) for sign in (-1, 1)]
+        torch.testing.assert_close(*weights, rtol=1e-6, atol=1e-6)
+
+
 def test_marks_stand_above_tables_alone_and_the_sentences_pages_exist():
     for name, text in DOCUMENTS.items():
         assert not re.search(r"<!-- [=/](?![^>]+ -->\n\n\|)", text), name
