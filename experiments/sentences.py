@@ -7,7 +7,7 @@ sentence, change its paragraph.
 
 SENTENCES = {
 "README.md": """
-CPU core in {first train} s (train.py) and {first gspo} s (gspo.py); half
+CPU core in {first train} s (train.py) and {first gspo} s (gspo.py) of processor time; half
 
 To the held-out prompt {first prompt} the policy answers {first before} before training and {first
 after} after it; pass@1, the share of right responses, goes from {mean default: before} to

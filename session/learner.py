@@ -1,6 +1,7 @@
 """What is trained and what trains it: the policy, its sampler, the optimizer and its schedule.
 
-Everything here is made once per run, before the first rollout batch; train.py calls it.
+make_learner makes them once per run, before the first rollout batch; train.py calls the Learner's
+methods in every batch.
 """
 
 import math

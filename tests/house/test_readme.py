@@ -5,6 +5,7 @@ import re
 import subprocess
 
 import pytest
+import yaml
 
 import train
 from documents import PROGRAM, README, ROOT, table
@@ -28,6 +29,15 @@ def test_lines_of_files_are_those_of_the_readme_but_for_a_tenth():
     for _, files, told, _ in table("README.md", "| read | file | lines |"):
         real = sum(lines[name] for name in re.findall(r"`([\w.]+)`", files))
         assert real == pytest.approx(int(told), rel=0.1), files
+
+
+def test_the_citation_and_the_readme_name_what_pyproject_does():
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    for name in ("version", "license"):
+        assert f'\n{name} = "{cited[name]}"\n' in project
+    assert cited["title"] == README.split("\n")[0].removeprefix("# ")
+    assert f"License: {cited['license']}." in README
 
 
 def test_ci_runs_the_first_commands_of_the_readme_as_they_stand():
