@@ -33,7 +33,7 @@ WIDE = (0.03, 0.04)
 EDGES = math.log(1 - PAPER.epsilon), math.log(1 + PAPER.epsilon_high)
 LENGTHS = (20, 250, 800)
 # What "Change one line" changes in gspo.py; "as it is" is the file itself.
-CHANGED = ("as it is", "clip", "product", "wide")
+CHANGED = ("as it is", "clip", "product", "iterations", "wide")
 
 
 def read_batch():
@@ -234,7 +234,7 @@ def describe_game(game):
             "lesson game last turn": f"{spoiled['turns'][-1]:.2f}".replace("-", "−")}
 
 
-def measure_changed(folder, batches=12):
+def measure_changed(folder, batches=10):
     """{name of CHANGED: [[reward, GSPO's, GRPO's share clipped of Â ≠ 0] of the first batches]}."""
     line = re.compile(r"reward ([\d.]+)   clipped of A≠0: gspo ([\d.]+)   grpo ([\d.]+)")
     texts = {name: (Path(folder) / f"{name}.log").read_text(encoding="utf-8") for name in CHANGED}
@@ -243,7 +243,7 @@ def measure_changed(folder, batches=12):
 
 
 def describe_changed(changed):
-    """Mean reward of batches 5 to 12 and share clipped in batches 2 to 12."""
+    """Mean reward of batches 5 to 10 and share clipped in batches 2 to 10."""
     return ({f"lesson reward {name}": f"{mean(row[0] for row in rows[4:]):.2f}"
              for name, rows in changed.items()}
             | {f"lesson clips {name}": f"{mean(row[1] for row in rows[1:]):.0%}"

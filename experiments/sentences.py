@@ -95,10 +95,12 @@ standard deviations of a normal log s | {lesson paper sigma high} to {lesson pap
 
 | unknown | median 1/{lesson sigma}, 1/{lesson sigma high} to 1/{lesson sigma low} |
 
-Now {lesson clips wide} of Â ≠ 0 are `clipped`, not {lesson clips as it is}, and `reward` is the
-same: {lesson reward wide}, not {lesson reward as it is}, in
+Now {lesson clips wide} of Â ≠ 0 are `clipped`, not {lesson clips as it is}, and `reward` is
+{lesson reward wide} against {lesson reward as it is} in
 
-5 to 12 had a mean of {lesson reward clip} instead of {lesson reward as it is}.
+share that GSPO clips is {lesson clips iterations} instead of {lesson clips as it is} in batches
+
+5 to 10 had a mean of {lesson reward clip} instead of {lesson reward as it is}.
 
 every token gets {lesson game whole}, the wrong turn too. With an advantage per turn the wrong turn
 gets {lesson game last turn}.
