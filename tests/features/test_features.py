@@ -210,6 +210,7 @@ def test_what_a_new_feature_may_get_wrong_is_an_error_that_names_it(run, monkeyp
              "loss term 'kl_loss' of a feature must have a name of its own")):
         with monkeypatch.context() as patch:
             patch.setattr(owner, name, wrong, raising=False)
+            arguments.make_parser.cache_clear()
             with pytest.raises(ValueError, match=re.escape(words)) as error:
                 run(given)
             assert error.type is ValueError                  # it keeps its traceback
