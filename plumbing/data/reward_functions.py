@@ -53,7 +53,8 @@ class RewardFunction:
     verifier: "math" (math-verify: `\boxed{\frac{84}{2}}`, `42.0`, `so it is 42` all equal 42),
     "exact" (equal except for white space at the ends), or "file.py:function": a user's function of
     (response, answer), which returns a number or a dict of named numbers, with the same names every
-    time. If it has a parameter `problem`, it gets the data row. A function with verl's
+    time. The two are given by name if one parameter has a name of RESPONSES and one of ANSWERS,
+    otherwise by position, which a note shows. If it has a parameter `problem`, it gets the data row. A function with verl's
     parameters `solution_str` and `ground_truth` is called as verl calls its compute_score.
 
     `exact` compares with the answer as it stands; the others get what final_answer leaves of it.
@@ -84,8 +85,10 @@ class RewardFunction:
         self.errors = Counter()
         self.from_file = path.endswith(".py")
         self.parameters = []                                 # the names of the function's
+        self.by_name = True                                  # or it is called by position
         self.first_error = None                              # what first went wrong
         self.warned = False                                  # whether it is printed
+        self.shown = False                                   # a call by position
         self.idle = [] if verifier == "exact" else [self.start()]    # workers without a question
 
     def __call__(self, response, answer, row=None):
@@ -100,6 +103,12 @@ class RewardFunction:
             worker = self.idle.pop()
         except IndexError:
             worker = self.start()
+        if not (self.by_name or self.shown or response in (None, answer)):
+            self.shown = True
+            sys.stderr.write(
+                f"note: --verifier {self.verifier} gets response and answer by position: "
+                f"{self.name}({response[:40]!r}, {final_answer(answer)[:40]!r}); parameters named "
+                "response and answer are filled by name\n")
         began = time.monotonic()
         row = row if NEED_ROW.intersection(self.parameters) else None
         line = self.ask(worker, [response, final_answer(answer), row], self.time_limit)
@@ -169,7 +178,7 @@ class RewardFunction:
         if isinstance(reply, str):
             self.end(worker)
             raise Refusal(f"--verifier {self.verifier!r} does not load: {reply}")
-        self.parameters = reply
+        self.parameters, self.by_name = reply
         return worker
 
     def ask(self, worker, question, limit):
@@ -223,7 +232,8 @@ def in_parallel(call, *arguments):
 # ------------------------------------------------------------------------ inside the worker process
 
 NEED_ROW = {"problem", "data_source", "extra_info"}          # parameters that take it, or a part
-
+RESPONSES = {"response", "completion", "solution_str", "prediction", "output", "generation"}
+ANSWERS = {"answer", "gold", "ground_truth", "reference", "target", "expected", "label", "solution"}
 
 USER_FILES = set()               # those that load_function has read
 
@@ -351,19 +361,31 @@ def normalize_numbers(text):
                   lambda sign: sign[1] + sign[2].strip("+"), text)
 
 
-def bind_row(function, names):
+def find_names(signature):
+    """The names of the parameters that take the response and the reference answer; None unless each
+    is the only one of its kind and no other parameter must be given."""
+    parameters = signature.parameters.values()
+    named = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    found = [name for kind in (RESPONSES, ANSWERS) for name in named if name in kind]
+    required = {p.name for p in parameters
+                if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
+    one_each = len(found) == 2 and found[0] in RESPONSES and found[1] in ANSWERS
+    return found if one_each and required <= {*found, *NEED_ROW} else None
+
+
+def bind_row(function, names, by_name):
     """A user's function, whose parameters have these names, as a function of (response, answer,
-    row)."""
+    row). by_name: those of response and answer, or None."""
     verl = {"solution_str", "ground_truth"} <= set(names)    # as its compute_score
 
     def call(response, answer, row):
         row = row or {}
         extras = {name: row if name == "problem" else row.get(name)
                   for name in names if name in NEED_ROW}
-        if not verl:
+        if not by_name:
             return function(response, answer, **extras)
-        reward = function(solution_str=response, ground_truth=answer, **extras)
-        return reward["score"] if isinstance(reward, dict) else reward
+        reward = function(**dict(zip(by_name, (response, answer))), **extras)
+        return reward["score"] if verl and isinstance(reward, dict) else reward
     return call
 
 
@@ -441,7 +463,9 @@ def run_worker(verifier, time_limit):
 
     try:
         function = load_math_verify() if verifier == "math" else load_function(verifier)
-        names = list(inspect.signature(function).parameters)
+        signature = inspect.signature(function)
+        names = list(signature.parameters)
+        by_name = find_names(signature)
     except BaseException as error:                           # a user's file may call sys.exit()
         return reply(describe(error))
     if verifier == "math":
@@ -450,8 +474,8 @@ def run_worker(verifier, time_limit):
             import resource
             resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     questions.readline()                                     # the first message, without a question
-    reply(names)
-    function = bind_row(function, names)
+    reply([names, by_name])
+    function = bind_row(function, names, by_name)
     for line in questions:
         response, answer, row = json.loads(line)
         try:

@@ -83,6 +83,20 @@ def test_exact_accepts_what_is_equal_but_for_white_space_around_it():
     assert [check(r, "42 ") for r in (" 42\n", "4 2", "42.")] == [1, 0, 0]
 
 
+@pytest.mark.parametrize("parameters, response, noted", [
+    ("response, answer", "response", False), ("answer, response", "response", False),
+    ("ground_truth, *, completion", "completion", False), ("gold, output, k=2", "output", False),
+    ("target, problem, prediction", "prediction", False), ("a, b", "a", True),
+    ("answer, gold", "answer", True), ("response, truth, label=3", "response", True),
+    ("answer, response, /", "answer", True), ("response, gold, answer=0", "response", True)])
+def test_response_and_answer_are_given_by_name_or_the_call_by_position_is_shown(
+        parameters, response, noted, own, capfd):
+    check = own(f"def check({parameters}):\n    return {{'seven': {response} == '7'}}\n")
+    assert [check("7", "8", {}), check("8", "7", {})] == [1, 0]
+    said = capfd.readouterr().err
+    assert said.count("check('7', '8')") == said.count("note: ") == noted
+
+
 def test_a_users_function_may_give_any_finite_number(own, capfd):
     """It prints to stderr and reads nothing."""
     check = own("import sys\nprint('loading')\n\ndef check(response, answer):\n"
