@@ -14,15 +14,17 @@ reward of the response is their sum. The turns are sampled by whatever sampler t
 again with the prompt and all tokens so far for the responses that go on.
 """
 
+import asyncio
 import inspect
 import math
 import random
 import sys
 import time
 import zlib
+from collections import Counter
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, wraps
 from importlib import import_module
 from numbers import Real
 
@@ -201,6 +203,16 @@ class TurnSampler(Wrapper):
 
 # -------------------------------------------------------------------------------- the user's class
 
+def run_cancels():
+    """Whether the run, not the user's code, has cancelled the task that this is called in."""
+    try:
+        return asyncio.current_task().cancelling() > 0
+    except RuntimeError:                                     # a plain step, outside any loop
+        return False
+    except AttributeError:                                   # Python 3.10 does not tell
+        return True
+
+
 class Environment:
     """The user's class in FILE.py:CLASS. Its attributes `role` ("user" or "tool") and `template`
     say how an observation is put before the policy: as a message of the chat template, or with
@@ -209,6 +221,7 @@ class Environment:
 
     def __init__(self, name):
         self.name = name
+        self.fail_prefix = f"--environment {name}: "
         self.warned = set()      # subjects of warnings
         with self.errors_in_one_line("loading it", "FILE.py:CLASS is needed, a class with "
                                      "__init__(row) and step(text)"):
@@ -221,14 +234,21 @@ class Environment:
             self.fail(f"role is {self.role!r}: user or tool is needed")
 
     def fail(self, what):
-        raise Refusal(f"--environment {self.name}: {what}")
+        raise Refusal(self.fail_prefix + what)
 
     @contextmanager
     def errors_in_one_line(self, what, note):
-        """Whatever the user's code raises in the block becomes one line."""
+        """Whatever the user's code raises in the block becomes one line, all but Ctrl-C: a
+        cancelled task and exceptions of the user's own derive from BaseException alone."""
         try:
             yield
-        except (Exception, SystemExit) as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            if isinstance(error, Refusal) and str(error).startswith(self.fail_prefix):
+                raise                                        # it is one line already
+            if isinstance(error, asyncio.CancelledError) and run_cancels():
+                raise
             self.fail(f"{what} raised {describe(error)} ({note})")
 
     def warn(self, subject, text):
@@ -236,6 +256,16 @@ class Environment:
         if subject not in self.warned:
             self.warned.add(subject)
             sys.stderr.write(f"train.py: warning: --environment {self.name}: {text}\n")
+
+    def teach(self, row, rng):
+        """A game of the class's teacher: its turns and, between them, what the policy reads."""
+        with self.errors_in_one_line("teacher", f"for the row {row!r:.80}"):
+            game = self.kind.teacher(row, rng)
+            if (isinstance(game, (list, tuple)) and len(game) % 2
+                    and all(isinstance(text, str) and text for text in game)):
+                return game
+        self.fail(f"teacher returned {game!r:.120} for the row {row!r:.80}: a list of texts is "
+                  "needed, turns and between them what is read; the last is a turn")
 
     def begin(self, row, uniforms):
         """An object of the class for one response. uniforms: random numbers whose first two make
@@ -270,11 +300,12 @@ class Environment:
             self.warn("time", f"the first slow step took over {SLOW} s, {turn}")
 
     def check_reply(self, text, reply):
-        match reply:
-            case (observation, Real() as reward, done) if (
-                    is_number(reward) and done in (True, False)
-                    and (done or isinstance(observation, str) and observation)):
-                return observation, float(reward), done
+        with self.errors_in_one_line("reading what step returned", f"for {text[:60]!r}"):
+            match reply:                                     # an array as done is no truth value
+                case (observation, Real() as reward, done) if (
+                        is_number(reward) and done in (True, False)
+                        and (done or isinstance(observation, str) and observation)):
+                    return observation, float(reward), bool(done)
         self.fail(f"step returned {reply!r:.120} for the turn {text[:60]!r}: (observation, reward, "
                   f"done) is needed, with a finite number below {LARGEST_REWARD:g} as reward, done "
                   "True or False, and unless done a text that is not empty as observation")
@@ -324,7 +355,10 @@ class Turns(Feature):
                 task = load(environment.name, rows=[*environment.kind.rows()])
             if not settings.model_name_or_path:
                 task.characters = environment.kind.characters
-                task.teacher = environment.kind.teacher
+                if twice := [c for c, n in Counter(task.characters).items() if n > 1]:
+                    environment.fail(f"characters has {twice[0]!r} more than once")
+                task.teacher = wraps(environment.kind.teacher)(
+                    lambda row, rng: environment.teach(row, rng))
                 # tried once here, where an error is one line
                 first = task.train[0]
                 turns = task.teacher(first.copy_row(), random.Random(0))

@@ -304,6 +304,15 @@ BAD = {
     "class Play:\n    def __init__(self, row):\n        row['number']\n    def step(self, text):\n"
     "        pass\n": "__init__ raised KeyError: 'number' .mine.py:3. .for the row",
     f"class Play:\n{step('return 1 // 0')}": "step raised ZeroDivisionError.* .for the turn '",
+    f"class Play:\n{step('raise GeneratorExit')}": "step raised GeneratorExit.* .for the turn '",
+    f"import asyncio\nclass Play:\n{step('raise asyncio.CancelledError')}":
+        "step raised CancelledError.* .mine.py:6",
+    f"import asyncio\nclass Play:\n{step('raise asyncio.CancelledError')}".replace(
+        "def step", "async def step"): "step raised CancelledError.* .mine.py:6",
+    f"class Own(BaseException):\n    pass\nclass Play:\n{step('raise Own(7)')}":
+        "step raised Own: 7",
+    f"import numpy\nclass Play:\n{step('return text, 1, numpy.array([True, False])')}":
+        "reading what step returned raised ValueError: The truth value",
     f"class Play:\n{step('return None')}": "step returned None for the turn",
     f"class Play:\n{step('return text, 1')}": r"step returned \(.*, 1\) for",
     f"class Play:\n{step('return text, 1e999, True')}": r"step returned \(.*, inf, True\)",
@@ -687,7 +696,12 @@ def test_what_a_class_lacks_for_the_tiny_moe_is_named(line, words, workplace, co
 
 @pytest.mark.parametrize("member, words", [
     ("rows = list", "is empty"), ("rows = print", "not NoneType"),
-    ("characters = 5", "must be an iterable, not int"), ("characters = '1'", "WordLevel error"),
+    ("characters = 5", "not iterable"), ("characters = '1'", "WordLevel error"),
+    ("characters = '0123456789+=,. 7'", "characters has '7' more than once"),
+    ("teacher = lambda row, rng: []", "teacher returned [] for the row"),
+    ("teacher = lambda row, rng: ['1', '2']", "teacher returned ['1', '2'] for the row"),
+    ("teacher = lambda row, rng, n=[]: n.append(1) or (['1'] if len(n) < 9 else 1 // 0)",
+     "teacher raised ZeroDivisionError"),
     ("teacher = lambda row, rng: row['none']", "KeyError: 'none'"),
     ("teacher = lambda row, rng: ['€']", "WordLevel error")])
 def test_a_game_that_cannot_warm_the_tiny_moe_up_is_refused_in_one_line(member, words, workplace,
