@@ -54,8 +54,8 @@ class RewardFunction:
     "exact" (equal except for white space at the ends), or "file.py:function": a user's function of
     (response, answer), which returns a number or a dict of named numbers, with the same names every
     time. The two are given by name if one parameter has a name of RESPONSES and one of ANSWERS,
-    otherwise by position, which a note shows. If it has a parameter `problem`, it gets the data row. A function with verl's
-    parameters `solution_str` and `ground_truth` is called as verl calls its compute_score.
+    otherwise by position, which a note shows. If it has a parameter `problem`, it gets the data
+    row. A function with verl's parameters is called as verl calls its compute_score.
 
     `exact` compares with the answer as it stands; the others get what final_answer leaves of it.
 
