@@ -176,7 +176,7 @@ narrow that it clips {percent offpolicy: clipped of Â ≠ 0, GRPO narrow} of th
 GRPO: {holm offpolicy: wide against GRPO}), and without a clip GSPO ends below GRPO, {offpolicy:
 without a clip: GSPO against GRPO}: s
 
-(`epochs`) GRPO changes by {epochs: GRPO: μ = 4 minus μ = 1}, GSPO by {epochs: GSPO: μ = 4 minus μ
+(`epochs`, undecided) GRPO changes by {epochs: GRPO: μ = 4 minus μ = 1}, GSPO by {epochs: GSPO: μ = 4 minus μ
 = 1}, wide by {epochs: GSPO wide: μ = 4 minus μ = 1}.
 
 the paper's range {percent neighbours: GSPO: own} had moved in their own advantage's direction
@@ -198,6 +198,10 @@ is no worse than 1: GRPO {reuse: GRPO gains from μ = 4, equal samples}, GSPO
 the same rate, 4e-4, GRPO loses {reuse: GRPO at μ = 4 minus μ = 1, both at 4e-4} on four seeds
 
 mixed lengths {short: at least 1.5 times as often} times as often
+
+(`fair_range`, {seeds fair_range: ε / √L against one range} seeds) ε/√L ends {fair_range: ε / √L
+against one range} from one ε, ε/L {fair_range: ε / L against one range}; the longest third gains
+{fair_range: ε / √L against one range, longest minus shortest third} more than
 
 GSPO ends above GRPO, {collapse: GSPO prevents it}, GSPO wide {collapse: GSPO wide against GRPO}
 (recorded)
