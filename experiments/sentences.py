@@ -224,6 +224,9 @@ float32 − bfloat16 {sixteen: the paper's clip range loses in bfloat16}, undeci
 
 the paper's range is {learning: against GRPO with replay} from GRPO with replay.
 
+(`dapo_equal`, {seeds dapo_equal: dapo_paper against GRPO} seeds) it ends {dapo_equal: dapo_paper
+against GRPO} from GRPO. PPO
+
 at its best (`ppo`) ends {ppo: PPO equals GRPO or is ahead} from GRPO.
 
 before training ({mean depth: before}; GRPO {mean depth: GRPO}) and {mean depth: flips} of the
