@@ -154,7 +154,7 @@ GSPO wide: |log s| is larger} with GSPO wide; their tokens are clipped {clipped_
 more often} times as often with GRPO, {clipped_who: GSPO: clipped more often} with GSPO. GRPO's
 
 per response: GSPO wide {turns: GSPO wide: more games won at the end}, GRPO {turns: GRPO: more games
-won at the end}, GSPO with the paper's range {turns: GSPO: more games won at the end}. The slower
+won at the end}, GSPO with the paper's range {turns: GSPO: more games won at the end}. The range
 
 clip range, by {length: LUSPO ends longer than GSPO with its range} tokens, but at another
 rate
@@ -176,8 +176,8 @@ narrow that it clips {percent offpolicy: clipped of Â ≠ 0, GRPO narrow} of th
 GRPO: {holm offpolicy: wide against GRPO}), and without a clip GSPO ends below GRPO, {offpolicy:
 without a clip: GSPO against GRPO}: s
 
-(`epochs`, undecided) GRPO changes by {epochs: GRPO: μ = 4 minus μ = 1}, GSPO by {epochs: GSPO: μ = 4 minus μ
-= 1}, wide by {epochs: GSPO wide: μ = 4 minus μ = 1}.
+(`epochs`, undecided), GRPO changes by {epochs: GRPO: μ = 4 minus μ = 1}, GSPO by {epochs: GSPO: μ
+= 4 minus μ = 1}, wide by {epochs: GSPO wide: μ = 4 minus μ = 1}.
 
 the paper's range {percent neighbours: GSPO: own} had moved in their own advantage's direction
 before they were used, {percent neighbours: GSPO: own_permuted} if advantages were permuted
@@ -194,8 +194,6 @@ undecided, {learning: against GRPO}, because GRPO itself broke
 is no worse than 1: GRPO {reuse: GRPO gains from μ = 4, equal samples}, GSPO
 {reuse: GSPO gains from μ = 4, equal samples}, wide
 {reuse: GSPO wide gains from μ = 4, equal samples}.
-
-the same rate, 4e-4, GRPO loses {reuse: GRPO at μ = 4 minus μ = 1, both at 4e-4} on four seeds
 
 mixed lengths {short: at least 1.5 times as often} times as often
 
@@ -221,8 +219,6 @@ flip: GSPO is {depth: GSPO against GRPO, 2.8e-4} from GRPO, replay {depth: GRPO 
 2.8e-4} (4
 
 float32 − bfloat16 {sixteen: the paper's clip range loses in bfloat16}, undecided)
-
-the paper's range is {learning: against GRPO with replay} from GRPO with replay.
 
 (`dapo_equal`, {seeds dapo_equal: dapo_paper against GRPO} seeds) it ends {dapo_equal: dapo_paper
 against GRPO} from GRPO. PPO
