@@ -154,6 +154,7 @@ class Recorder:
         self.progress = progress
         self.start = start
         self.errors = 0                  # of the reward functions, in the batches before
+        self.right_noted = False         # whether describe_right was printed
         self.began = time.perf_counter()
         self.first = processes.rank() == 0                   # the process that writes
         if self.settings.cuda_graphs:
@@ -249,6 +250,9 @@ class Recorder:
         if self.progress.equal == MAX_EQUAL_BATCHES:
             note = explain_equal_rewards(firsts[0], record, what_helps(batch.rollout.games))
             print(note, flush=True)
+        if not self.right_noted and (note := describe_right(batch.parts, record["reward_parts"])):
+            print(note, flush=True)
+            self.right_noted = True
 
     def clip_range_metrics(self, log_w_var, log_s_var):
         """{"epsilon", "epsilon_over_std"} for an objective that clips s. epsilon is the mean of the
@@ -280,6 +284,19 @@ def what_helps(games):
     return (f"The first turn used all {max(game.length for game in unheard)} tokens in "
             f"{len(unheard)} of {len(games)} responses: end a turn with --stop, or cut it with "
             "--max_turn_length (docs/data.md#an-environment)")
+
+
+def describe_right(parts, names):
+    """A note if no response is right by the first component of its reward while another component
+    reaches 1, else "". parts [B, K]: the components; names: of the K, in this order."""
+    first, *others = parts.max(0).values.tolist()
+    if first >= 1 or max(others, default=0) < 1:
+        return ""
+    name, *rest = names
+    reaches = next(other for other, most in zip(rest, others) if most >= 1)
+    return (f"note: no response counts as right: that is decided by the first component of the "
+            f"reward, {name}, which stays below 1; {reaches} reaches 1: if it means right, put it "
+            "first")
 
 
 def explain_equal_rewards(first, record, helps):

@@ -86,6 +86,20 @@ def test_three_batches_of_equal_rewards_are_reported_at_once(
         "a critic, which begins with 0, learns from other rewards"
 
 
+@pytest.mark.parametrize("returned, noted", [
+    ("{'format': .5, 'math': 1.0 * (len(response) % 2)}", True),
+    ("{'math': 1.0, 'format': 1.0}", False),
+    ("{'format': .5, 'math': .5}", False),
+    (".5", False)])
+def test_a_first_component_that_stays_below_1_while_another_reaches_it_is_noted_once(
+        returned, noted, run, own, capsys):
+    write("mine.py", f"def reward(response, answer):\n    return {returned}\n")
+    run(f"{own} --verifier mine.py:reward --steps 2")
+    notes = [text for text in capsys.readouterr().out.splitlines() if "counts as right" in text]
+    assert len(notes) == noted
+    assert not noted or "of the reward, format, which stays below 1; math reaches 1" in notes[0]
+
+
 # ------------------------------------------------------------------------------- the clip range
 
 def test_the_clip_range_is_recorded_beside_the_spread_of_log_s_where_s_is_clipped(run):
