@@ -4,6 +4,7 @@
         def __init__(self, row): ...          # a copy of the row
         def step(self, text):                 # a turn of the policy, without its end
             return observation, reward, done  # what the policy reads next, the turn's reward
+        def close(self): ...                  # if there is one: at the end, also after an error
 
     prompt ─► turn ─► step(turn) ─► observation, reward, done ─► turn ─► …
               └ loss tokens         └ read by the policy, no loss tokens
@@ -22,7 +23,7 @@ import sys
 import time
 import zlib
 from collections import Counter
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, wraps
 from importlib import import_module
@@ -116,15 +117,16 @@ class TurnSampler(Wrapper):
         response gets a copy of its row. The turn that begins at token t of a response is drawn with
         its uniforms [B, T] from t on; the seed of an environment is the same for all responses to a
         prompt."""
-        responses = [
-            Response(prompt, uniform, self.environment.begin(problem.copy_row(), group[0]),
-                     Game([], []), [])
-            for prompt, problem, group in zip(prompts, problems, uniforms.cpu().split(group_size))
-            for uniform in group]                                                   # B
-        turns = [self.play_turn(prompts, group_size, responses, temperature)]
-        while live := [r for r in responses if not (r.done or r.truncated)]:
-            so_far = [r.prompt + [token.id for token in r.tokens] for r in live]
-            turns.append(self.play_turn(so_far, 1, live, temperature))
+        groups = uniforms.cpu().split(group_size)
+        with self.environment.players() as begin:
+            responses = [
+                Response(prompt, uniform, begin(problem.copy_row(), group[0]), Game([], []), [])
+                for prompt, problem, group in zip(prompts, problems, groups)
+                for uniform in group]                                               # B
+            turns = [self.play_turn(prompts, group_size, responses, temperature)]
+            while live := [r for r in responses if not (r.done or r.truncated)]:
+                so_far = [r.prompt + [token.id for token in r.tokens] for r in live]
+                turns.append(self.play_turn(so_far, 1, live, temperature))
         return self.join(turns, responses)
 
     def play_turn(self, prompts, group_size, responses, temperature):
@@ -273,6 +275,48 @@ class Environment:
         seed = zlib.crc32(uniforms[:2].numpy().tobytes())
         with self.errors_in_one_line("__init__", f"for the row {row!r:.80}"):
             return self.kind(row, seed=seed) if self.seeded else self.kind(row)
+
+    @contextmanager
+    def players(self):
+        """`begin`, whose objects are closed at the end of the block if the class has close(); also
+        after an error, which an error of close() does not replace."""
+        begun = []
+
+        def begin(*inputs):
+            begun.append(self.begin(*inputs))
+            return begun[-1]
+        try:
+            yield begin
+        except BaseException:
+            with suppress(Refusal):
+                self.close(begun)
+            raise
+        self.close(begun)
+
+    def close(self, players):
+        """Call close() of every object of the class, if it has one; it may be async. Raises the
+        first Refusal at the end."""
+        failed = []
+
+        @contextmanager
+        def in_close():
+            try:
+                with self.errors_in_one_line("close", "of an object of the class"):
+                    yield
+            except Refusal as error:
+                failed.append(error)
+
+        async def finish(call):
+            with in_close():
+                await call
+        calls = []
+        for player in players if hasattr(self.kind, "close") else []:
+            with in_close():
+                calls.append(player.close())
+        if waits := [call for call in calls if inspect.isawaitable(call)]:
+            run_async(*map(finish, waits))
+        if failed:
+            raise failed[0]
 
     def step_all(self, responses):
         """[(observation, reward, done)] of the last turns of responses: one after the other, or

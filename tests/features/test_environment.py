@@ -400,6 +400,46 @@ def test_first_turns_that_use_all_tokens_are_named_and_a_limit_per_turn_ends_the
     assert "used all" not in capsys.readouterr().out
 
 
+CLOSED = """
+class Game:
+    template = False
+    open = 0
+    def __init__(self, row):
+        if {first} and Game.open == 3:
+            raise ZeroDivisionError
+        Game.open += 1
+    def step(self, text):
+        if {then} and Game.open == 8:
+            raise ValueError("step")
+        return "1", 1.0, len(text) > 1
+    {kind} close(self):
+        Game.open -= 1
+        if {last}:
+            raise ValueError("close")
+"""
+
+
+@pytest.mark.parametrize("kind", ["def", "async def"])
+@pytest.mark.parametrize("first, then, last, says", [
+    (False, False, False, None), (True, False, False, "__init__ raised ZeroDivisionError"),
+    (False, True, False, "step raised ValueError: step"),
+    (False, True, True, "step raised ValueError: step"),
+    (False, False, True, "close raised ValueError: close")])
+def test_every_object_is_closed_also_after_an_error(kind, first, then, last, says, environment):
+    game = environment(CLOSED.format(kind=kind, first=first, then=then, last=last))
+    sampler = play(Sampler(make(), LETTERS, 6), game, max_turns=2)
+    problems = [Problem("3+8=", "", ""), Problem("9+5+1=", "", "")]
+
+    def sample():
+        return sampler.sample(PROMPTS, 4, torch.rand(8, 6), problems=problems)
+    if says:
+        with pytest.raises(ValueError, match=says):
+            sample()
+    else:
+        assert len(sample().games) == 8
+    assert game.kind.open == 0
+
+
 def test_rows_that_differ_only_beside_the_prompt_keep_their_own_objects(run, own):
     write("mine.py", GAME.replace("0.1,", "self.row['worth'],"))
     jsonl("rows.jsonl", [{"prompt": "1+2=", "answer": "3", "worth": worth}
