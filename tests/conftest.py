@@ -18,6 +18,8 @@ from tiny_run import SUMS, TINY, flags, jsonl, metrics  # noqa: E402
 
 ROOT = Path(__file__).parents[1]
 os.fsync = lambda number: None                   # no test pulls the plug: it would only wait
+if hasattr(signal, "SIGHUP"):
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)     # which nohup ignores, and so would a run
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -209,4 +209,6 @@ def test_passk_uses_an_engine_in_the_format_that_it_is_given(place, vllm):
 def test_flags_that_do_not_go_with_an_engine_are_refused(line, words, workplace, refused, request):
     if "needs a package" not in words:
         request.getfixturevalue("vllm")
+    if "4bit" in line:                                       # refused for its package first
+        pytest.importorskip("bitsandbytes")
     assert words in refused(line, main=eval.main if line.startswith("passk") else None)
