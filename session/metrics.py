@@ -289,7 +289,7 @@ def what_helps(games):
 def describe_right(parts, names):
     """A note if no response is right by the first component of its reward while another component
     reaches 1, else "". parts [B, K]: the components; names: of the K, in this order."""
-    first, *others = parts.max(0).values.tolist()
+    first, *others = parts.nan_to_num(0.0).max(0).values.tolist()      # NaN: it has none
     if first >= 1 or max(others, default=0) < 1:
         return ""
     name, *rest = names
