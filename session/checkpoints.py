@@ -171,9 +171,12 @@ class Saver:
         if "prompts" in changed:
             raise Refusal(f"--resume: the training prompts are not those of {folder}: put them "
                           "back, or start a new run")
-        saved, now = (describe_state(one) for one in (
-            state, self.optimizer_state() | {"stream": learner.stream.state_dict()}))
-        if others := [name for name in now if saved[name] != now[name]]:
+        own = self.optimizer_state() | {"stream": learner.stream.state_dict()}
+
+        def compare():                       # sharded states are gathered in the first process
+            saved, now = describe_state(state), describe_state(own)
+            return [name for name in now if saved[name] != now[name]]
+        if others := processes.on_first(compare):
             raise Refusal(f"--resume: the state of {folder} does not fit these flags (another "
                           f"{' and '.join(others)}); start a new run")
         load_optimizer(learner, state)

@@ -17,7 +17,7 @@ PLACES = [  # a file, the line before the planted one, flags
     ("losses.py", "def low_ratio(logp, old_logp, mask):", "--algorithm own"),
     ("advantages.py", "def own(rewards):", "--advantage own"),
     slow("train.py", "def mini_batches(settings, task, batch):", ""),
-    slow("features/entropy.py", "    def loss(self, part, new, mini):", "--entropy_coef 1"),
+    slow("features/entropy.py", "    def loss(self, micro, scores, mini):", "--entropy_coef 1"),
     slow("routes.py", "def flip_rate(old_indices, new_indices, mask):", ""),
     slow("moe.py", "    def forward(self, x, gates, indices):", ""),
     slow("session/metrics.py", "    def log(self", ""),
