@@ -19,8 +19,8 @@ wide is level, {steps: GSPO wide at 0.0004 × 4}; the paper's range is below, {s
 in later batches wide {offpolicy: wide against GRPO}, the paper's range {offpolicy: the paper's
 range against GRPO} ({seeds offpolicy: replay against none} seeds
 
-at the same one GRPO changes by {epochs: GRPO: μ = 4 minus μ = 1} ({seeds epochs: GRPO: μ = 4 minus
-μ = 1} seeds
+at an equal rate they change GRPO by {epochs: GRPO: μ = 4 minus μ = 1} ({seeds epochs: GRPO: μ = 4
+minus μ = 1} seeds
 
 samples 8 batches old {lags: wide against GRPO at staleness 8}, an int3 sampler {dose: wide against
 GRPO, int3 trusted}.
@@ -44,10 +44,10 @@ wide range is ahead by {lags: wide against GRPO at staleness 8}.
 differs from GRPO's by {offpolicy: the paper's range against GRPO} with the paper's range and
 {offpolicy: wide against GRPO} with the wide one ({seeds offpolicy: wide against GRPO} seeds,
 
-the wide one is ahead by {offpolicy: the same share: wide against narrow GRPO}, with GRPO's weights
-and its drop rule by {offpolicy: the weight: wide against dropped by s}. But by Holm's correction
-both have p {holm offpolicy: the same share: wide against narrow GRPO}, and without a clip GSPO is
-behind, {offpolicy: without a clip: GSPO against GRPO}.
+drops about as much, by {offpolicy: the same share: wide against narrow GRPO}, and of GRPO's token
+weights with whole responses dropped by s, by {offpolicy: the weight: wide against dropped by s}.
+But by Holm's correction both have p {holm offpolicy: the same share: wide against narrow GRPO},
+and without a clip GSPO is behind, {offpolicy: without a clip: GSPO against GRPO}.
 
 all mini-batches {percent neighbours: GSPO: own} of those outside have moved in their own direction,
 {percent neighbours: GSPO: own_right} of the right ones and {percent neighbours: GSPO: own_wrong} of

@@ -174,7 +174,8 @@ class Saver:
         own = self.optimizer_state() | {"stream": learner.stream.state_dict()}
 
         def compare():                       # sharded states are gathered in the first process
-            saved, now = describe_state(state), describe_state(own)
+            saved = describe_state(state)
+            now = describe_state(own)
             return [name for name in now if saved[name] != now[name]]
         if others := processes.on_first(compare):
             raise Refusal(f"--resume: the state of {folder} does not fit these flags (another "
