@@ -286,11 +286,11 @@ def to_problems(rows, source, columns=(), answers=True):
             raise Refusal(f"{source}: no column {' or '.join(usual)} for the {use}; it has "
                           f"{', '.join(names) or 'none'}: --columns PROMPT ANSWER names two")
     prompt_column, answer_column = chosen
-    cells = [find_cell(row, answer_column) for _, row in rows] if answer_column else []
+    cells = [find_cell(row, answer_column) if answer_column else None for _, row in rows]
     # pandas writes integers as 3.0 where an entry of the column is missing
     whole = all(cell is None or isinstance(cell, float) and cell.is_integer() for cell in cells)
     problems = []
-    for where, row in rows:
+    for (where, row), cell in zip(rows, cells):
         prompt = find_cell(row, prompt_column)
         earlier = None
         unread = {name for name in UNREAD_COLUMNS if row.get(name)}
@@ -304,8 +304,7 @@ def to_problems(rows, source, columns=(), answers=True):
             unread |= {key for message in messages for key, value in message.items()
                        if value and key not in ("role", "content")}
         prompt = to_text(where, prompt, prompt_column)
-        answer = find_cell(row, answer_column) if answer_column else None
-        answer = int(answer) if whole and answer is not None else answer
+        answer = int(cell) if whole and cell is not None else cell
         missing = not answers and (answer is None or answer == "")
         answer = "" if missing else to_text(where, answer, answer_column)
         problems.append(Problem(prompt, answer, where, earlier, row, unread=tuple(sorted(unread))))
