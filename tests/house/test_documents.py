@@ -10,8 +10,8 @@ import torch
 from markdown_it import MarkdownIt
 
 from documents import ABOVE, COMMANDS, DOCUMENTS, PROGRAM, README, ROOT, cells, table
-from features.trackers import Trackers
 from losses import OBJECTIVES
+from session import checks
 from session.arguments import ALGORITHMS, flags, parse_flags, parse
 from tools import commands
 
@@ -101,7 +101,7 @@ def test_contributing_is_one_page_and_its_folders_of_tests_exist():
     {line for _, line in COMMANDS if not re.search("for arm|…", line)}))
 def test_a_command_names_files_that_exist_and_flags_that_fit(line, monkeypatch):
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)    # a Mac's command
-    monkeypatch.setattr(Trackers, "check", lambda settings: None)        # where it is not installed
+    monkeypatch.setattr(checks, "find_spec", lambda package: True)       # where it is not installed
     if "--sampler vllm" in line:                             # it needs an environment of its own
         monkeypatch.syspath_prepend(str(ROOT / "tests/features/fake"))
     words = shlex.split(line.split("&&")[-1].replace("$arm --seed $seed ", ""))
