@@ -151,7 +151,7 @@ undecided ({turn_number: GSPO wide: the gain at 12 turns is larger than at 2}).
 
 median |log s| is {clipped_who: GSPO: |log s| is larger} times as large with GSPO, {clipped_who:
 GSPO wide: |log s| is larger} with GSPO wide; their tokens are clipped {clipped_who: GRPO: clipped
-more often} times as often with GRPO, {clipped_who: GSPO: clipped more often} with GSPO. GRPO's
+more often} times as often with GRPO, {clipped_who: GSPO: clipped more often} with GSPO.
 
 per response: GSPO wide {turns: GSPO wide: more games won at the end}, GRPO {turns: GRPO: more games
 won at the end}, GSPO with the paper's range {turns: GSPO: more games won at the end}. The range
@@ -208,8 +208,6 @@ wide is {turns: GSPO wide against GSPO, one advantage per response} above the pa
 
 Of the {readme} differences that README quotes {readme kept} are not 0 by
 
-mean square is {clipped_who: GRPO: log_w_rms} times as large
-
 GSPO wide ends {learning: wide against the paper's clip range} above the paper's range. Without its
 clip GSPO loses {mean learning: no clip, large steps} at large steps (4 seeds
 
@@ -221,9 +219,7 @@ flip: GSPO is {depth: GSPO against GRPO, 2.8e-4} from GRPO, replay {depth: GRPO 
 float32 − bfloat16 {sixteen: the paper's clip range loses in bfloat16}, undecided)
 
 (`dapo_equal`, {seeds dapo_equal: dapo_paper against GRPO} seeds) it ends {dapo_equal: dapo_paper
-against GRPO} from GRPO. PPO
-
-at its best (`ppo`) ends {ppo: PPO equals GRPO or is ahead} from GRPO.
+against GRPO} from GRPO.
 
 before training ({mean depth: before}; GRPO {mean depth: GRPO}) and {mean depth: flips} of the
 experts
