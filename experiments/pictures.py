@@ -7,6 +7,7 @@
 
 import argparse
 import re
+import statistics
 import sys
 import textwrap
 from pathlib import Path
@@ -23,6 +24,7 @@ from tools import style                                                         
 
 SHOWN = ("curves", "guess", "depth", "reuse", "variance", "clipped_who", "league",
          "offpolicy")
+SEEDS = "line: mean; band: middle half of the seeds"
 VARIANTS = {"GRPO": (style.ORANGE, "-"), "GSPO": (style.BLUE, "--"),
             "GSPO wide": (style.GREEN, "-."), "GSPO-token, turns": (style.SKY, "-")}
 MARKS = {HELD: ("filled circle: supported", "o", True),
@@ -39,11 +41,18 @@ SIX = {                          # of README: objectives that differ in kind; dr
 # ---------------------------------------------------------------------------------- of questions
 
 def plot_seeds(axes, x, rows, name, colour, marker=None, line="-"):
-    """Draw the mean over seeds as a line and every seed as a thin line. rows: one sequence per
-    seed."""
-    for row in rows if len(rows) > 1 else ():
-        axes.plot(x, row, line, color=colour, alpha=0.3, linewidth=0.8)
-    means = [sum(column) / len(column) for column in zip(*rows)]
+    """Draw the mean over seeds as a line, and every seed as a thin line; of more than three seeds
+    their middle half as a band. rows: one sequence per seed."""
+    columns = [sorted(column) for column in zip(*rows)]
+    if len(rows) > 3:
+        quarter = len(rows) // 4
+        axes.fill_between(x, [column[quarter] for column in columns],
+                          [column[-1 - quarter] for column in columns], color=colour, alpha=.15,
+                          linewidth=0)
+    elif len(rows) > 1:
+        for row in rows:
+            axes.plot(x, row, line, color=colour, alpha=0.3, linewidth=0.8)
+    means = [sum(column) / len(column) for column in columns]
     axes.plot(x, means, line, color=colour, label=name, marker=marker, markersize=4)
 
 
@@ -62,34 +71,40 @@ def title(figure, question, verdict):
     figure.suptitle(asked, x=.01, ha="left", fontsize=10)
 
 
-def forest(name, question, found, verdict):
-    """Means and 95 % intervals of the rules that have runs, in the unit of the first that decides.
-    Returns the file, None without such a rule."""
+def forest(name, question, found, verdict, places=("",)):
+    """Means and 95 % intervals of the rules that have runs, in the unit of the first that decides;
+    with `places`, a panel for the rules whose names end with each. Returns the file, None without
+    such a rule."""
     first = question.rules[(*question.deciding, *question.rules)[0]]
     unit = describe_unit(first)
-    rows = [(rule, number) for rule, number in found.items()
-            if number["mean"] is not None and describe_unit(question.rules[rule]) == unit]
-    if not rows:
+    shown = {place: [(rule.removesuffix(place), rule, found[rule]) for rule in reversed(found)
+                     if found[rule]["mean"] is not None and rule.endswith(place)
+                     and describe_unit(question.rules[rule]) == unit] for place in places}
+    names = list(dict.fromkeys(label for rows in shown.values() for label, *_ in rows))
+    if not names:
         return None
-    figure, axes = style.panels(1, 1, height=.3 * len(rows) + 1.7, width=7.5)
-    if first.nothing:
-        axes.axvspan(-first.nothing, first.nothing, color=style.GREY, alpha=.2,
-                     label=f"grey: within ±{first.nothing:g}, equal")
-    labelled = set()
-    for y, (rule, number) in enumerate(reversed(rows)):
-        colour = style.BLUE if rule in question.deciding else style.GREY
-        kind, marker, filled = MARKS.get(find_mark(question.rules[rule], number),
-                                         ("open: no verdict", "o", False))
-        axes.plot([number[key] for key in ("low", "mean", "high")], [y] * 3, "-", color=colour,
-                  marker=marker, markevery=[1], markerfacecolor=colour if filled else "white",
-                  label=None if kind in labelled else kind)
-        labelled.add(kind)
-    axes.axvline(0, color=style.BLACK, linewidth=.8)
-    axes.set_yticks(range(len(rows)), [rule for rule, _ in reversed(rows)], fontsize=8)
-    style.label(axes, "", f"{unit}: mean and 95 % interval over seeds", "")
+    figure, panels = style.panels(1, len(places), height=.3 * len(names) + 1.7, width=7.5,
+                                  sharex=True, sharey=True, squeeze=False)
+    labelled = {}
+    for axes, (place, rows) in zip(panels[0], shown.items()):
+        if first.nothing:
+            labelled[f"grey: within ±{first.nothing:g}, equal"] = axes.axvspan(
+                -first.nothing, first.nothing, color=style.GREY, alpha=.2)
+        for label, rule, number in rows:
+            colour = style.BLUE if rule in question.deciding else style.GREY
+            kind, marker, filled = MARKS.get(find_mark(question.rules[rule], number),
+                                             ("open: no verdict", "o", False))
+            labelled[kind], = axes.plot(
+                [number[key] for key in ("low", "mean", "high")], [names.index(label)] * 3, "-",
+                color=colour, marker=marker, markevery=[1],
+                markerfacecolor=colour if filled else "white")
+        axes.axvline(0, color=style.BLACK, linewidth=.8)
+        style.label(axes, place.strip(), unit, "")
+    panels[0, 0].set_yticks(range(len(names)), names)
     if question.decided_by:
-        axes.plot([], [], color=style.BLUE, label="blue: decides")
-    figure.legend(loc="outside lower right", ncols=5, fontsize=7)
+        labelled["blue: decides"], = panels[0, 0].plot([], [], color=style.BLUE)
+    figure.legend(labelled.values(), labelled, loc="outside lower right", ncols=3,
+                  title="mean and 95 % interval over seeds", title_fontsize=9)
     title(figure, question, verdict)
     return save(figure, name)
 
@@ -128,7 +143,7 @@ def reuse(question, verdict, curves):
 
 
 def learning_curves(name, question, runs):
-    """Pass rate of each rollout batch: a thin line per seed, a thick one for their mean."""
+    """Pass rate of each rollout batch."""
     figure, axes = style.panels(1, 1, width=7, height=3.6)
     names = {"GSPO": "GSPO, the paper's clip range", "GSPO wide": "GSPO, 0.03 / 0.04"}
     for variant, (colour, line) in VARIANTS.items():
@@ -151,31 +166,39 @@ def learning_curves(name, question, runs):
     return save(figure, name)
 
 
-def regimes(question, verdict, rows, runs):
-    """Left: the map, GSPO and GSPO wide against GRPO by the spread of log s. rows: (std of log s,
-    GSPO - GRPO, GSPO wide - GRPO), numbers with intervals or None. Then the mean pass rates of the
-    batches of a run with usual steps and of one with large steps."""
-    figure, (left, *others) = style.panels(1, 3, width=9.6, height=3.6)
-    for variant, column, shift in (("GSPO", 1, .97), ("GSPO wide", 2, 1.03)):
-        for row in rows:
+def regimes(asked, rows, runs):
+    """Above: the map, GSPO and GSPO wide against GRPO by the spread of log s. rows: (where, std of
+    log s, GSPO - GRPO, GSPO wide - GRPO), numbers with intervals or None. Below: the mean pass
+    rates of the batches of runs with usual steps and of runs with large ones."""
+    figure = style.pyplot().figure(figsize=(6.6, 6.8))
+    above, below = figure.subfigures(2, 1, height_ratios=(4, 3))
+    axes = above.subplots()
+    rows = sorted(rows, key=lambda row: -row[1])
+    for variant, column, shift, marker in (("GSPO", 2, .15, "o"), ("GSPO wide", 3, -.15, "s")):
+        look = dict(color=VARIANTS[variant][0], marker=marker, markersize=4)
+        for y, row in enumerate(rows):
             if number := row[column]:
-                left.plot([row[0] * shift] * 3, [number[key] for key in ("low", "mean", "high")],
-                          "-", color=VARIANTS[variant][0], marker="o", markevery=[1], markersize=4)
-        left.plot([], [], color=VARIANTS[variant][0], label=f"{variant} − GRPO")
-    left.axhline(0, color=style.BLACK, linewidth=.8)
-    left.set(xscale="log")
-    style.label(left, "the map", "std of log s, last mini-batch", "difference, 95 % interval")
-    for axes, setting in zip(others, ("usual steps", "large steps")):
-        for variant, (colour, line) in VARIANTS.items():
+                axes.plot([number[key] for key in ("low", "mean", "high")], [y + shift] * 3, "-",
+                          markevery=[1], **look)
+        axes.plot([], [], "-", label=f"{variant} − GRPO", **look)
+    axes.axvline(0, color=style.BLACK, linewidth=.8)
+    axes.set_yticks(range(len(rows)),
+                    [f"{where.replace('`', '')}:  {std:.3f}" for where, std, *_ in rows])
+    axes.legend(loc="upper right")
+    style.label(axes, "the map: where, and std of log s in the last mini-batch",
+                "difference: mean and 95 % interval over seeds", "")
+    both = below.subplots(1, 2, sharey=True)
+    for axes, setting in zip(both, ("usual steps", "large steps")):
+        for variant in [*VARIANTS][:3]:
+            colour, line = VARIANTS[variant]
             rates = [run["figures"]["pass_rates"] for (*place, _), run in runs.items()
                      if place == [variant, setting]]
-            if rates:
-                plot_seeds(axes, range(1, len(rates[0]) + 1), rates, variant, colour, line=line)
-        axes.set(ylim=(0, 1))
-        style.label(axes, setting, "rollout batch", "share of right responses")
-    for axes in (left, others[0]):
-        axes.legend(fontsize=7, loc="best")
-    title(figure, question, verdict)
+            plot_seeds(axes, range(1, len(rates[0]) + 1), rates, variant, colour, line=line)
+        axes.set(ylim=(0, 1), xticks=range(4, 17, 4))
+        style.label(axes, f"offpolicy, {setting}", "rollout batch", "")
+    both[0].set_ylabel("share of right responses")
+    both[0].legend(loc="lower right", title=SEEDS, title_fontsize=8)
+    figure.suptitle(asked, x=.01, ha="left", fontsize=10)
     return save(figure, "offpolicy")
 
 
@@ -203,19 +226,24 @@ def variance(question, verdict, points):
 def league(question, verdict, rows):
     """Mean pass@1 of the members of the league with its interval, the best above. rows: as
     judging.tabulate_league makes them."""
-    figure, axes = style.panels(1, 1, height=.2 * len(rows) + 1, width=7.5)
+    figure, axes = style.panels(1, 1, height=.23 * len(rows) + 1, width=7)
+    usual = statistics.mode(row["samples"] for row in rows)
     lowest = sorted(row["interval"][1] for row in rows)[1] - .01        # others stand at the edge
     for y, row in enumerate(reversed(rows)):
         middle, low, high = row["interval"]
         colour = style.BLUE if row["near"] or row is rows[0] else style.GREY
         if high < lowest:
-            axes.text(lowest, y, f"◂ {middle:.2f} [{low:.2f}, {high:.2f}]", fontsize=7, va="center",
+            axes.text(lowest, y, f"◂ {middle:.2f} [{low:.2f}, {high:.2f}]", fontsize=8, va="center",
                       color=colour)
         else:
             axes.plot([low, middle, high], [y] * 3, "-o", markevery=[1], markersize=4, color=colour)
-    axes.set_yticks(range(len(rows)), [describe_member(row) for row in reversed(rows)], fontsize=7)
+        if row["samples"] > usual:
+            axes.text(low, y, f"{row['samples'] / usual:.1f} times the samples  ", fontsize=8,
+                      va="center", ha="right")
+    axes.set(ylim=(-1, len(rows)))
+    axes.set_yticks(range(len(rows)), [describe_member(row) for row in reversed(rows)], fontsize=8)
     axes.plot([], [], color=style.BLUE, label="blue: not told apart from the first")
-    axes.legend(loc="upper left", fontsize=8)
+    axes.legend(loc="lower right", fontsize=9)
     style.label(axes, "", "held-out pass@1: mean and 95 % interval over seeds", "")
     title(figure, question, verdict)
     return save(figure, "league")
@@ -229,8 +257,7 @@ def describe_member(row):
 
 
 def by_pass_rate(question, verdict, runs):
-    """Sizes of ratios and clipped shares against the pass rate of the group: a thin line per seed,
-    a thick one for their mean."""
+    """Sizes of ratios and clipped shares against the pass rate of the group."""
     figure, panels = style.panels(1, 3, width=9.4, height=3.9)
     drawn = (("log_s", "median |log s| of a response"), ("log_w_rms", "root mean square of log w"),
              ("clipped", "share of tokens clipped"))
@@ -244,10 +271,10 @@ def by_pass_rate(question, verdict, runs):
                            marker="o", line=line)
         axes.set(yscale="log", xlim=(-.03, 1.03))
         style.label(axes, "", "pass rate of the group", what)
-    panels[0].legend(fontsize=8, title="thick: mean; thin: a seed", title_fontsize=8)
-    figure.suptitle("Whose ratios move and whose tokens are clipped? Those of easy groups least. "
-                    f"{question.asks or question.claim} – {in_words(verdict)}", x=.01, ha="left",
-                    fontsize=9, wrap=True)
+    panels[0].legend(fontsize=8, title=SEEDS, title_fontsize=8)
+    figure.suptitle(f"{question.asks} Those of high pass rate least;\nall "
+                    f"{len(question.deciding)} rules together: {in_words(verdict)}", x=.01,
+                    ha="left", fontsize=10)
     return save(figure, "clipped_who")
 
 

@@ -840,8 +840,8 @@ PAIRS = {"wide against GRPO": ("GSPO wide", "GRPO"),
          "replay against none": ("GRPO replay", "GRPO")}
 OFFPOLICY = Question(
     claim="Where steps are large, a ratio per sequence keeps a run above one per token",
-    source="GSPO §3 and §5.1",
-    reported="GSPO trains where GRPO collapses",
+    asks="Where steps are large, is it the ratio that keeps GSPO above GRPO?",
+    source="GSPO §3 and §5.1", reported="GSPO trains where GRPO collapses",
     regime=f"{TINY}, 16 rollout batches of 128 answers, 16 mini-batches at 5e-4 (or 4 at 4e-4)",
     flags=COLLAPSE.flags, script="rows", seeds=range(1000, 1032), seconds=12,
     variants=known(*FIRST, "GRPO replay") | {

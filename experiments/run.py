@@ -357,20 +357,30 @@ def draw(name, question, runs):
     if name == "clipped_who":
         return pictures.by_pass_rate(question, verdict, runs)
     if name == "offpolicy":
-        return pictures.regimes(question, verdict, place_on_map(), runs)
+        return pictures.regimes(ask_by_holm(question, found), place_on_map(), runs)
     if name == "league":
         return pictures.league(question, verdict, judging.tabulate_league(question, runs))
-    return pictures.forest(name, question, found, verdict)
+    places = [f" against GRPO, {at}" for at in ("2.8e-4", "best rates") if name == "depth"] or [""]
+    return pictures.forest(name, question, found, verdict, places)
 
 
 def place_on_map():
-    """[(std of log s, GSPO - GRPO, GSPO wide - GRPO)] of the rows of questions.MAP with numbers."""
+    """[(where, std of log s, GSPO - GRPO, GSPO wide - GRPO)] of the rows of questions.MAP."""
     numbers = {f"{name}: {rule}": number for name in {key.split(":")[0] for _, key, *_ in MAP}
                for rule, number in judged(
                    QUESTIONS[name], current(QUESTIONS[name], read(name)))[0].items()}
-    return [(math.sqrt(numbers[var]["mean"]),
+    return [(where, math.sqrt(numbers[var]["mean"]),
              *(numbers[key] if key and numbers[key]["mean"] is not None else None for key in keys))
-            for _, var, *keys in MAP if numbers[var]["mean"] is not None]
+            for where, var, *keys in MAP if numbers[var]["mean"] is not None]
+
+
+def ask_by_holm(question, found):
+    """A question with the largest p of its deciding rules, by Holm over all its rules."""
+    zeros = {rule: found[rule]["zero"] for rule, of in question.rules.items() if not of.reported}
+    p = max(p for rule, p in zip(zeros, intervals.holm([*zeros.values()]))
+            if rule in question.deciding)
+    return (f"{question.asks}\n{'Shown' if p < .05 else 'Not shown'}: p {p:.3f} by Holm over "
+            f"{len(zeros)} differences")
 
 
 def curves(question, runs):
