@@ -17,8 +17,8 @@ from collections import Counter
 from collections.abc import Mapping, Set
 
 from plumbing.data.datafiles import as_messages
-from plumbing.data.reward_functions import (LARGEST_REWARD, RewardFunction, describe, is_number,
-                                            load_function)
+from plumbing.data.reward_functions import (LARGEST_REWARD, RewardFunction, describe, final_answer,
+                                            is_number, load_function)
 from plumbing.parallel.event_loop import run_async
 from plumbing.refusal import Refusal
 
@@ -39,11 +39,12 @@ def make_reward_function(verifier, time_limit, columns):
 class BatchRewardFunction:
     """A reward function "file.py:function" of a whole batch, with one of BATCH_PARAMETERS.
 
-    The function gets, by keyword, lists of B elements: prompts (as in the data), completions (of a
-    prompt that is a text, a text; of a conversation, a list with one message), completion_ids (the
-    sampled token ids, the end-of-sequence token included) and each column of the data by its name.
-    Without **kwargs it gets only those that it names. It may be async. It returns one component of
-    the reward: B numbers, with None for a response that does not have it.
+    The function gets, by keyword, lists of B elements: prompts and completions (lists of messages
+    where a chat template is used, a completion with one message; otherwise texts), completion_ids
+    (the sampled token ids, the end-of-sequence token included) and each column of the data by its
+    name, of the reference answers what final_answer leaves. Without **kwargs it gets only those
+    that it names. It may be async. It returns one component of the reward: B numbers, with None for
+    a response that does not have it.
 
     All of it is the function's to change: the next one gets copies of its own.
 
@@ -76,16 +77,18 @@ class BatchRewardFunction:
             raise Refusal(f"--verifier {verifier!r}: {error}; a reward function gets "
                           f"{', '.join(every)}")
 
-    def rewards(self, texts, problems, ids, games):
+    def rewards(self, texts, problems, ids, games, chat):
         """The rewards of B texts as a list of floats, with NaN for None. problems: B problems.
         ids: the token ids of the texts, B lists. games: what was played with an environment, or [];
-        completions are then its messages."""
-        known = {"prompts": [p.prompt if p.earlier is None else as_messages(p) for p in problems],
-                 "completions": [[*map(dict, game.messages)] for game in games] if games else [
-                     text if p.earlier is None else [{"role": "assistant", "content": text}]
-                     for text, p in zip(texts, problems)],
-                 "completion_ids": [*map(list, ids or [])]}
-        rows = [p.copy_row() for p in problems] if {*self.inputs}.difference(known) else []
+        completions are then its messages. chat: whether a chat template is used."""
+        completions = [*texts]
+        if games:
+            completions = [[*map(dict, game.messages)] for game in games]
+        elif chat:
+            completions = [[{"role": "assistant", "content": text}] for text in texts]
+        known = {"prompts": [as_messages(p) if chat else p.prompt for p in problems],
+                 "completions": completions, "completion_ids": [*map(list, ids or [])]}
+        rows = [copy_columns(p) for p in problems] if {*self.inputs}.difference(known) else []
         inputs = {name: known[name] if name in known else [row.get(name) for row in rows]
                   for name in self.inputs}
         try:
@@ -114,3 +117,10 @@ class BatchRewardFunction:
 
     def close(self):
         pass
+
+
+def copy_columns(problem):
+    """A copy of a problem's row, with what final_answer leaves of the reference answer."""
+    row = problem.copy_row()
+    return {name: final_answer(value) if isinstance(value, str) and value == problem.answer
+            else value for name, value in row.items()}

@@ -142,7 +142,7 @@ def row_key(problem):
 def as_messages(problem):
     """A conversation as the list of messages that chat templates and TRL's reward functions read,
     [{"role": "user", "content": "…"}]."""
-    messages = (*problem.earlier, ("user", problem.prompt))
+    messages = (*(problem.earlier or ()), ("user", problem.prompt))
     return [{"role": role, "content": text} for role, text in messages]
 
 

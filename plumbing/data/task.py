@@ -163,8 +163,9 @@ class Task:
             return {name: value for f in single for name, value in
                     f.components(text, problem.answer, problem.row).items()}
         scores = in_parallel(score_response, texts, repeated)        # B times {component: number}
+        chat = self.uses_chat(self.tokenizer)
         for f in batched:
-            for score, value in zip(scores, f.rewards(texts, repeated, ids, games)):
+            for score, value in zip(scores, f.rewards(texts, repeated, ids, games, chat)):
                 score[f.name] = value
         for score, game in zip(scores, games):
             score["return"] = math.fsum(game.rewards)        # ten times 0.1 is 1
@@ -183,6 +184,10 @@ class Task:
                 sys.stderr.write(f"train.py: warning: --verifier {f.first_error}: the reward is "
                                  f"{reward}, and verifier_errors counts such responses\n")
         return components
+
+    def uses_chat(self, tokenizer):
+        """Whether prompts go through the tokenizer's chat template."""
+        return self.chat_template and bool(getattr(tokenizer, "chat_template", None))
 
     def encode(self, tokenizer, problems):
         """The token ids of problems; each problem is tokenized once. Raises Refusal as
@@ -222,7 +227,7 @@ class Task:
         for function in self.reward_functions:
             if function.verifier == "math":
                 notes += describe_unreadable(function, self.train + self.test)
-        if self.chat_template and tokenizer.chat_template:
+        if self.uses_chat(tokenizer):
             notes += describe_template(self, tokenizer)
         elif self.chat_template_kwargs:
             notes.append("note: --chat_template_kwargs has no effect: these prompts have no chat "
@@ -252,8 +257,8 @@ def describe_prompt(tokenizer, ids):
 
 
 def describe_template(task, tokenizer):
-    """[notes] on variables that the chat template does not have, and on a template that prints
-    today's date."""
+    """[notes] on variables that the chat template does not have, on a template that prints today's
+    date, and on functions that get messages for rows that are texts, unlike in TRL."""
     template = tokenizer.get_chat_template()
     names = [name for name in task.chat_template_kwargs
              if not re.search(rf"\b{re.escape(name)}\b", template)]
@@ -265,6 +270,10 @@ def describe_template(task, tokenizer):
     except Refusal:
         notes.append("note: the chat template prints today's date: a run that is resumed on "
                      "another day reads other prompts")
+    if any(p.earlier is None for p in task.train) and not task.played:
+        notes += [f"note: --verifier {f.verifier} gets messages, because the prompts go through "
+                  "the chat template: the text of a completion is completion[0]['content']"
+                  for f in task.reward_functions if f.batched and "completions" in f.inputs]
     return notes
 
 
@@ -281,8 +290,8 @@ def encode_prompt(task, tokenizer, problem, **variables):
     where = problem.where or repr(problem.prompt[:40])
     text = task.prompt_template.replace("{prompt}", problem.prompt)
     try:
-        if task.chat_template and tokenizer.chat_template:
-            messages = as_messages(replace(problem, prompt=text, earlier=problem.earlier or ()))
+        if task.uses_chat(tokenizer):
+            messages = as_messages(replace(problem, prompt=text))
             render = partial(tokenizer.apply_chat_template, **task.chat_template_kwargs | variables)
             if system is not None and messages[0]["role"] != "system":
                 messages.insert(0, {"role": "system", "content": system})

@@ -93,7 +93,7 @@ def describe_prompts(task, tokenizer):
         notes.append(f"note: {twice} of {len(problems)} prompts begin with {tokenizer.bos_token} "
                      "twice: the tokenizer adds it, so leave it out of the text")
     unread = Counter(name for p in problems for name in p.unread)
-    if task.chat_template and tokenizer.chat_template:
+    if task.uses_chat(tokenizer):
         special = "|".join(re.escape(token.content) for token
                            in tokenizer.added_tokens_decoder.values() if token.special)
         texts = ["\n".join([*(text for _, text in p.earlier or ()), p.prompt]) for p in problems]

@@ -85,9 +85,9 @@ def server(monkeypatch):
 SHORT = [*SMALL, "--max_completion_length", "4"]
 
 
-def test_the_judge_that_asks_a_server(model, server):
+def test_the_judge_that_asks_a_server(chat_model, server):
     section("A reward in components")                             # its rows.jsonl
-    (argv,) = section("A reward function of a batch: TRL's, or a judge model", DIR=model)
+    (argv,) = section("A reward function of a batch: TRL's, or a judge model", DIR="chat")
     train.main([*SHORT, "--steps", "1", *argv, "--output_dir", "run"])
     record, = metrics("run")
     parts = record["reward_parts"]

@@ -4,12 +4,12 @@ weighted, and what is logged. python -m pytest tests/data/test_rewards.py"""
 import importlib.util
 import inspect
 import re
-import shutil
 import sys
 from dataclasses import replace
 from fractions import Fraction
 from itertools import chain, product
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -426,20 +426,16 @@ TALK = "--model_name_or_path chat --dataset_name talk.jsonl "
 
 
 @pytest.fixture
-def conversations(workplace, cold_start):
-    """A checkpoint "chat" with a chat template, and talk.jsonl, whose prompts are lists of
-    messages, as in TRL's data. Its tokenizer."""
-    from transformers import AutoTokenizer
-    shutil.copytree(cold_start, "chat")
-    tokenizer = AutoTokenizer.from_pretrained("chat")
-    tokenizer.chat_template = ("{% for m in messages %}{{ m['content'] }}{% endfor %}"
-                               "{% if add_generation_prompt %}={% endif %}")
-    tokenizer.save_pretrained("chat")
+def conversations(chat_model):
+    """talk.jsonl, whose prompts are lists of messages, as in TRL's data, and plain.jsonl, where
+    they are texts, for the checkpoint "chat". Its tokenizer."""
+    solutions = {f"{a}+{b}": "4" if a < 4 else "," for a in range(1, 5) for b in range(1, 5)}
     jsonl("talk.jsonl", [{"prompt": [{"role": "system", "content": "1,"},
-                                     {"role": "user", "content": f"{a}+{b}"}],
-                          "solution": "4" if a < 4 else ","}
-                         for a in range(1, 5) for b in range(1, 5)])
-    return tokenizer
+                                     {"role": "user", "content": prompt}], "solution": solution}
+                         for prompt, solution in solutions.items()])
+    jsonl("plain.jsonl", [{"question": prompt, "solution": solution}
+                          for prompt, solution in solutions.items()])
+    return chat_model
 
 
 def test_rows_as_verl_has_them(conversations, run, capsys, calls):
@@ -498,16 +494,19 @@ FACTORIES = {"get_soft_overlong_punishment": "(max_completion_len=6, soft_punish
 
 
 @pytest.mark.skipif(not trl_rewards, reason="pip install trl==1.16.0")
+@pytest.mark.parametrize("form", ["talk", "plain"])
 @pytest.mark.parametrize("name", NAMES)
-def test_every_reward_function_of_trl_works_unchanged(name, conversations, run, calls):
+def test_every_reward_function_of_trl_works_unchanged(name, form, conversations, run, calls):
     """From the command line, `--verifier FILE.py:FUNCTION`; what it returns is what it returns when
-    called directly with what was sampled: its own tokens, messages, and the column."""
+    called directly with what was sampled: its own tokens, messages, and the column. So it does
+    where rows are texts that the chat template renders."""
     assert name in FACTORIES or not name.startswith("get_")
     made = name + FACTORIES.get(name, "")
     write("mine.py", f"from trl.rewards import {name}\nreward = {made}\n")
     write("recorder.py", RECORDER)
     seen = calls(Task, "reward_components")
-    record, = run(TALK + "--verifier mine.py:reward --sampler recorder.py:Recorder "
+    record, = run(f"--model_name_or_path chat --dataset_name {form}.jsonl "
+                  "--verifier mine.py:reward --sampler recorder.py:Recorder "
                   "--temperature 3 --max_completion_length 8")
     ((_, _, problems, *_), _, parts), = seen
     rollout, = sys.modules["verifier_recorder"].ROLLOUTS
@@ -516,10 +515,10 @@ def test_every_reward_function_of_trl_works_unchanged(name, conversations, run, 
     assert any(row[-1] == 15 for row in ids)                 # an end-of-sequence token was sampled
     columns = {"completion_ids": ids}
     if "completions" in inspect.signature(function).parameters:
-        system = {"role": "system", "content": "1,"}
+        system = [{"role": "system", "content": "1,"}] if form == "talk" else []
         columns |= dict(
             completions=[[{"role": "assistant", "content": text}] for text in rollout.texts],
-            prompts=[[system, {"role": "user", "content": p.prompt}] for p in problems],
+            prompts=[[*system, {"role": "user", "content": p.prompt}] for p in problems],
             solution=[p.answer for p in problems])
     given = torch.tensor([torch.nan if x is None else x for x in function(**columns)])
     want = with_group_mean(given, 4)
@@ -528,6 +527,52 @@ def test_every_reward_function_of_trl_works_unchanged(name, conversations, run, 
     mean = given.nanmean().nan_to_num().item()
     assert record["reward_parts"]["reward"] == pytest.approx(mean)
     assert name == "reasoning_accuracy_reward" or len(set(want.tolist())) > 1
+
+
+SIGNATURES = """
+CALLS = []
+def documented(completions, **kwargs):
+    CALLS.append(dict(kwargs, completions=completions))
+    return [float(len(completion[0]["content"])) for completion in completions]
+def with_columns(prompts, completions, answer, **kwargs):
+    CALLS.append(dict(kwargs, prompts=prompts, completions=completions, answer=answer))
+    return [float(c[0]["content"] == a) for c, a in zip(completions, answer)]
+"""
+
+
+@pytest.mark.skipif(not trl_rewards, reason="pip install trl==1.16.0")
+@pytest.mark.parametrize("form", ["talk", "plain"])
+def test_a_function_gets_what_a_trainer_of_trl_gives_it(form, chat_model, run, calls, capsys):
+    """What it gives for rows of messages, also where rows are texts; but answers are cut, as for
+    functions of one response."""
+    from trl import GRPOTrainer
+    write("mine.py", SIGNATURES)
+    rows = {f"{a}+{b}": {"answer": f"{a} and {b}\n#### {a + b}", "n": a}
+            for a in range(1, 4) for b in range(1, 4)}
+    message = lambda text, role="user": [{"role": role, "content": text}]
+    jsonl("rows.jsonl", [{"prompt": message(prompt) if form == "talk" else prompt} | row
+                         for prompt, row in rows.items()])
+    seen = calls(Task, "reward_components")
+    run("--model_name_or_path chat --dataset_name rows.jsonl --max_completion_length 4 "
+        "--verifier mine.py:documented mine.py:with_columns")
+    ((task, texts, problems, ids, _), _, _), = seen
+    functions = [f.function for f in task.reward_functions]
+    note = "note: --verifier mine.py:documented gets messages, because"
+    assert (note in capsys.readouterr().out) == (form == "plain")
+    inputs = [{"prompt": message(p.prompt), "n": rows[p.prompt]["n"],
+               "answer": str(sum(map(int, p.prompt.split("+"))))} for p in problems]
+    trainer = SimpleNamespace(
+        accelerator=SimpleNamespace(device="cpu", is_main_process=False), reward_funcs=functions,
+        state=SimpleNamespace(global_step=0), args=SimpleNamespace(report_to=[]),
+        reward_func_names=["a", "b"], reward_processing_classes=[None] * 2, environments=None,
+        _log_completion_extra=None, _log_metric=None)
+    inspect.unwrap(GRPOTrainer._calculate_rewards)(
+        trainer, inputs, [row["prompt"] for row in inputs],
+        [message(text, "assistant") for text in texts], ids)
+    for function in functions:
+        ours, theirs = function.__globals__["CALLS"]
+        of_trainer = {"trainer_state", "log_extra", "log_metric"}
+        assert ours == {name: x for name, x in theirs.items() if name not in of_trainer}
 
 
 def test_a_conversation_without_a_chat_template_is_refused(conversations, refused):
