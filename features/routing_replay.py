@@ -57,16 +57,17 @@ class RoutingReplay(Feature):
         return RecordingSampler(plain, settings)
 
     def __init__(self, run):
+        policy = run.actor.policy
         self.settings = run.settings
         self.learner = None
-        if not find_routers(run.actor.policy):
+        if not find_routers(policy):
             raise Refusal("--routing_replay needs a mixture of experts: this model is dense, or "
                           "its routers are not separate modules")
-        check_gates(run.actor.policy, run.settings.autocast_dtype)
+        check_gates(policy, run.settings.autocast_dtype)
+        self.together = reads_together(run.settings, policy)
 
     def after_scoring(self, learner, batch, old):
-        """From here on the routes of π_old's own forwards are forced, if there were any: they are
-        laid out as the updates' forwards need them."""
+        """From here on the routes of π_old's own forwards are forced, if there were any."""
         self.learner = learner
         if old.passes is None:
             return
@@ -75,20 +76,26 @@ class RoutingReplay(Feature):
             scores = learner.score(replace(batch.rollout, forced_routes=None))
             free = scores.routes
             batch.free_logp = scores.logp                                           # [B, T]
-        routes = recorded_routes(old.passes, batch.rollout, free)
+        routes = recorded_routes(old.passes, batch.rollout, free, self.together)
         batch.rollout = replace(batch.rollout, forced_routes=routes)
 
     def metrics(self, batch, mini, new):
         """free_routes: what the routers choose by themselves, under π_old and π_θ, which the core's
         flip_rate and tokens.jsonl describe."""
-        routes = batch.rollout.forced_routes
-        if not isinstance(routes, RecordedRoutes):
+        if self.settings.old_logp == "sampler":              # which records no routes
             return {}
         free = self.learner.score(replace(mini.rollout, forced_routes=None)).routes  # [L, B, T, ·]
         mini.free_routes = (mini.rollout.forced_routes.free or mini.routes, free)
-        tokens = max(1, int(batch.rollout.mask.sum()))
-        size = sum(x.nbytes for p in routes.recorded.passes for x in p)
-        return {"route_bytes_per_token": size / tokens}
+        routes = batch.rollout.forced_routes
+        size = sum(x.nbytes for p in (routes.prefix, routes.prompts, routes.responses) for x in p)
+        return {"route_bytes_per_token": size / max(1, int(batch.rollout.mask.sum()))}
+
+
+def reads_together(settings, policy):
+    """Whether the policy reads prompt and response in one forward."""
+    caches = import_module("plumbing.speed.caches")          # transformers: --help does not wait
+    return (settings.plain or settings.gradient_checkpointing
+            or not caches.copies_rows(policy.config))
 
 
 @torch.no_grad()
@@ -108,67 +115,60 @@ def check_gates(policy, dtype):
 # -------------------------------------------------------------------- forced_routes of a rollout
 
 @dataclass
-class RecordedRoutes:
-    """The routes of the forwards that scored the rollout: over [the shared prefix,] the prompts and
-    the responses, or one forward over all."""
+class ForcedRoutes:
+    """The experts that the routers take where a rollout is scored."""
 
-    recorded: Routes
-    responses: int               # B
-    free: Pass | None = None     # [L, B, T, ·] the routers' own choice if `recorded` was forced
-
-    def take(self, rows):
-        passes = take_shared(self.recorded.passes, self.responses, rows)
-        return RecordedRoutes(Routes(passes), len(rows), self.free and self.free.take(rows))
-
-    def fit_to_forwards(self, rollout):
-        return self.recorded
-
-
-def recorded_routes(routes, rollout, free=None):
-    """The RecordedRoutes of the forwards that scored a rollout. They may have been several, for
-    micro-batches or processes, each with a row of the shared prefix: the first is kept."""
-    prefix, *others = routes.passes
-    if prefix.indices.shape[2] == rollout.prefix:
-        routes = Routes([prefix.take(torch.zeros(1, dtype=torch.long)), *others])
-    return RecordedRoutes(routes, len(rollout.mask), free)
-
-
-def take_shared(passes, B, rows):
-    """The passes of the responses `rows` [n] of B. A row of a forward over prompts belongs to a
-    whole group or a part of one; the row of the shared prefix belongs to all."""
-    shares = [B // p.indices.shape[1] for p in passes]
-    return [p.take(rows[::share] // share) for p, share in zip(passes, shares)]
-
-
-@dataclass
-class SampledRoutes:
-    """The routes of the sampler."""
-
-    prompts: Pass                # [L, Q, P, ·] a row per group
+    prefix: Pass                 # [L, 1, ·, ·] of the shared prefix, if it has a forward of its own
+    prompts: Pass                # [L, Q, ·, ·] of the rest of the prompts, a row per group
     responses: Pass              # [L, B, T-1, ·] without the last token, which predicts nothing
     together: bool               # whether the policy reads prompt and response in one forward
+    free: Pass | None = None     # [L, B, T, ·] the routers' own choice, if these were forced before
 
     def take(self, rows):
-        B = self.responses.indices.shape[1]
-        return SampledRoutes(*take_shared((self.prompts, self.responses), B, rows), self.together)
+        G = self.responses.indices.shape[1] // self.prompts.indices.shape[1]
+        return replace(self, prompts=self.prompts.take(rows[::G] // G),
+                       responses=self.responses.take(rows), free=self.free and self.free.take(rows))
 
     def join(self, others, P, T):
-        """All of these as one, padded to prompts of P tokens and responses of T tokens."""
+        """All of these, which the sampler's routers chose, as one, padded to prompts of P tokens
+        and responses of T tokens."""
         parts = [self, *others]
         prompts = [[F.pad(x, (0, 0, P - x.shape[2], 0), value=fill)
                     for x, fill in zip(part.prompts, (-1, 0))] for part in parts]
         responses = [[F.pad(x, (0, 0, 0, T - 1 - x.shape[2]), value=fill)
                       for x, fill in zip(part.responses, (-1, 0))] for part in parts]
-        joined = [Pass(*(torch.cat(x, 1) for x in zip(*each))) for each in (prompts, responses)]
-        return SampledRoutes(*joined, self.together)
+        prompts, responses = (Pass(*(torch.cat(x, 1) for x in zip(*each)))
+                              for each in (prompts, responses))
+        return replace(self, prompts=prompts, responses=responses)
 
     def fit_to_forwards(self, rollout):
         """The Routes, arranged for the forwards that will score this rollout."""
         G = rollout.group_size
-        if self.together or G == 1:
+        prefix = self.prefix.indices.shape[2]
+        if self.together or G == 1 and not prefix:
             return Routes([Pass(*(torch.cat([p.repeat_interleave(G, 1), r], 2)
                                   for p, r in zip(self.prompts, self.responses)))])
-        return Routes([self.prompts] + [self.responses] * (rollout.mask.shape[1] > 1))
+        responses = [self.responses] * (rollout.mask.shape[1] > 1)
+        return Routes([self.prefix] * (prefix > 0) + [self.prompts] + responses)
+
+
+def recorded_routes(routes, rollout, free=None, together=False):
+    """The ForcedRoutes of the forwards that scored a rollout: over [the shared prefix,] the prompts
+    and the responses, or one forward over all. There may have been several of each, for
+    micro-batches or processes: the first row of the prefix and of each group's prompt is kept."""
+    B, T = rollout.mask.shape
+    Q = B // rollout.group_size
+    passes = list(routes.passes)
+    shared = rollout.prefix * (passes[0].indices.shape[2] == rollout.prefix)
+    prefix = Pass(*(x[:, :1, :shared] for x in passes[0]))
+    if shared:
+        del passes[0]
+    P = rollout.prompt_ids.shape[1] - shared
+    prompts = Pass(*(x[:, ::x.shape[1] // Q, :P] for x in passes[0]))
+    responses = Pass(*(x[:, :, x.shape[2] - (T - 1):] for x in passes[-1]))
+    if T == 1:                                               # no forward over the responses
+        responses = Pass(*(x[:, :1].expand(-1, B, -1, -1) for x in responses))
+    return ForcedRoutes(prefix, prompts, responses, together, free)
 
 
 # ------------------------------------------------------------------- recorded while sampling (R3)
@@ -178,9 +178,7 @@ class RecordingSampler(Wrapper):
 
     def __init__(self, sampler, settings):
         super().__init__(sampler)
-        caches = import_module("plumbing.speed.caches")      # transformers: --help does not wait
-        self.together = (settings.plain or settings.gradient_checkpointing
-                         or not caches.copies_rows(self.policy.config))
+        self.together = reads_together(settings, self.policy)
 
     def sample(self, *inputs, **options):
         with record_routes(self.policy) as recorded:
@@ -189,5 +187,6 @@ class RecordingSampler(Wrapper):
         prompts = Pass(*(x[:, ::rollout.group_size] for x in passes[0]))            # [L, Q, P, ·]
         responses = Pass(*(torch.cat([first[:, :, :0], *steps], 2)
                            for first, *steps in zip(*passes)))                      # [L, B, T-1, ·]
-        routes = SampledRoutes(prompts, responses, self.together)
+        prefix = Pass(*(x[:, :1, :0] for x in passes[0]))
+        routes = ForcedRoutes(prefix, prompts, responses, self.together)
         return replace(rollout, forced_routes=routes)

@@ -154,11 +154,12 @@ def test_routes_of_prompts_and_of_what_all_begin_with_serve_every_mini_batch(wid
     rows = torch.tensor([4, 5, 0, 1])
     part = replace(part, forced_routes=recorded_routes(routes, part))
     mini = part.take(rows)                                   # groups 2 and 0
-    for start, stop in ((0, 4), (0, 2), (2, 4), *[(1, 2)] * bool(width)):   # groups, a part of one
+    for start, stop in ((0, 4), (0, 2), (2, 4), (1, 2)):                 # groups, a part of one
         cut = mini.take(torch.arange(start, stop))
         with torch.no_grad(), forced(model, cut), record_routes(model) as used:
             fast.fast_response_logp(model, cut)
-        for taken, want in zip(used.passes, cut.forced_routes.recorded.passes, strict=True):
+        forced_passes = cut.forced_routes.fit_to_forwards(cut).passes
+        for taken, want in zip(used.passes, forced_passes, strict=True):
             assert torch.equal(taken.indices, want.indices)
         found = select_response_routes(used, cut).indices
         assert torch.equal(found[:, :, 1:], routes.passes[-1].indices[:, rows[start:stop]])
@@ -166,13 +167,14 @@ def test_routes_of_prompts_and_of_what_all_begin_with_serve_every_mini_batch(wid
 
 def test_the_memory_of_routes_is_counted():
     rollout = rolled(make())
-    routes = recorded(make(), rollout, "plain", (0, 6))                 # 6 rows, 8 tokens, 3 layers
+    routes = recorded(make(), rollout, "plain", (0, 6))                 # 3 layers
     feature = RoutingReplay.__new__(RoutingReplay)
+    feature.settings = SimpleNamespace(old_logp="recompute")
     feature.learner = SimpleNamespace(score=lambda rollout: SimpleNamespace(routes=None))
     rollout = replace(rollout, forced_routes=recorded_routes(routes, rollout))
     batch = SimpleNamespace(rollout=rollout, routes=None, extras={})
     size = feature.metrics(batch, batch, None)["route_bytes_per_token"] * rollout.mask.sum()
-    assert size == pytest.approx(3 * 6 * 8 * (K * 8 + E * 4))
+    assert size == pytest.approx(3 * (3 * 4 + 6 * 4) * (K * 8 + E * 4))  # a prompt's rows are equal
 
 
 # ------------------------------------------------------------------------------------- the script
@@ -191,6 +193,20 @@ def test_with_one_policy_r3_is_r2_is_no_replay_at_first(run):
     assert [first["old"], first["rollout"]] == pytest.approx([first["none"]] * 2, rel=1e-4)
     assert last["old"] == pytest.approx(last["rollout"], rel=1e-5)
     assert last["old"] != pytest.approx(last["none"], rel=1e-5)
+
+
+def test_passes_of_scoring_and_of_updates_may_differ_in_size(run):
+    """A pass of scoring may hold a part of a group where that of an update holds groups, and the
+    other way round; one response alone is read with its prompt in one forward."""
+    norms = {}
+    for kind in ("old", "rollout"):
+        for scoring, micro in ((8, 8), (2, 4), (4, 2), (1, 8), (8, 1)):
+            record = run(LINE + f"--steps 1 --algorithm grpo --learning_rate 0.05 --routing_replay "
+                         f"{kind} --beta 0.01 --scoring_batch_size {scoring} --micro_batch_size "
+                         f"{micro}", folder=f"{kind} {scoring} {micro}")[0]
+            norms[kind, scoring, micro] = [mini["grad_norm"] for mini in record["minibatches"]]
+    for found in norms.values():
+        assert found == pytest.approx(norms["old", 8, 8], rel=1e-4)
 
 
 def test_the_reference_is_scored_with_the_routes_of_the_old_policy(run, calls):
