@@ -84,7 +84,7 @@ def transcript(batch, task, settings):
 def peak_memory(learner, task, rollout):
     """The line about the memory that the longest update took, in GiB. Windows does not tell what a
     process took at most."""
-    rows = learner.rows_per_pass()
+    rows = min(learner.rows_per_pass(), learner.settings.mini_batch_rows // learner.world)
     T = task.max_completion_length
     pass_with_longest_responses(learner, rollout.take(torch.arange(rows)), T)
     longest = f"{rows} responses of {T} tokens in a pass"

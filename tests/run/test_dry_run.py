@@ -52,7 +52,7 @@ def test_a_dry_run_shows_the_first_batch_of_the_run(run, capsys):
 
 
 @pytest.mark.parametrize("line, rows", [
-    ("", 8), ("--micro_batch_size 2", 2),
+    ("", 8), ("--micro_batch_size 2", 2), ("--micro_batch_size 64", 8),
     slow("--algorithm ppo --bf16 true", 8), slow("--algorithm rspo --entropy_coef 0.01", 8)])
 def test_the_longest_responses_are_tried_at_the_end(line, rows, run, capsys, calls):
     run()                                                    # the supervised warm-up is cached
