@@ -327,7 +327,7 @@ def combine_stats(parts):
 
 def combine_stat(name, parts):
     """One statistic of a mini-batch from its micro-batches' stats."""
-    how = "sum" if name.endswith("loss") else STATISTICS.get(name)     # loss terms: train.update
+    how = "sum" if name.endswith("loss") else STATISTICS.get(name)     # loss terms: train.py
     counts = [n for n, kind in STATISTICS.items() if kind == "count"]
     if how in ("count", "sum"):
         return sum(p[name] for p in parts)
