@@ -124,9 +124,11 @@ def evaluate(sampler, task, problems, samples, temperature, seed=0, progress=Non
         rows = slice(start, min(start + starts.step, indices.stop))
         chunk = problems[rows]
         prompts = task.encode(sampler.tokenizer, chunk)
-        played = {"problems": chunk} if task.played else {}
+        played = {"problems": chunk, "task": task} if task.played else {}
         rollout = sampler.sample(prompts, G, uniforms=uniforms[rows].flatten(0, 1),
                                  temperature=temperature, **played)
+        if task.played:
+            chunk = [chunk[i // G].opened(game) for i, game in enumerate(rollout.games)]
         scores = task.reward_components(rollout.texts, chunk, rollout.token_lists(), rollout.games)
         columns = (rollout.texts, scores[:, 0].tolist(), scores.tolist(),              # [B, K]
                    rollout.mask.sum(-1).tolist(), rollout.truncated.tolist(),

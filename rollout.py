@@ -43,7 +43,7 @@ class Rollout:
     """B = Q·G responses, one row each; the G responses to a prompt are adjacent. The prompts are
     repeated, too: 8,192 rows with prompts of 4,096 tokens take 300 MB."""
 
-    prompt_ids: torch.Tensor     # [B, P] padded on the left; the G rows of a group are equal
+    prompt_ids: torch.Tensor     # [B, P] padded on the left
     prompt_mask: torch.Tensor    # [B, P] bool
     response_ids: torch.Tensor   # [B, T] padded on the right
     mask: torch.Tensor           # [B, T] bool: loss tokens, the end-of-sequence token included
@@ -57,6 +57,7 @@ class Rollout:
     games: list = field(default_factory=list)    # of features.turns.Game, for each response
     prefix: int = 0              # number of first tokens that all prompts share (FastSampler)
     replayed: bool = False       # token steps were CUDA graphs (plumbing/speed/graphs.py)
+    own_prompts: bool = False    # the prompts of a group differ, by an environment's reset
 
     def take(self, rows):
         """The responses numbered `rows` [n] (on the CPU) as a new Rollout. They must be whole

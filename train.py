@@ -149,6 +149,8 @@ def collect(settings, learner, task, step):
         problems = [task.train[i] for i in learner.stream.next(settings.prompts_per_step, step)]
         rollout = sample(settings, learner, task, problems, step, attempt)
         problems = [p for p in problems for _ in range(settings.num_generations)]   # B
+        if task.played:
+            problems = [p.opened(game) for p, game in zip(problems, rollout.games)]
         return rollout, problems, reward(learner, rollout, problems)
     rounds = [draw(0)]
     chosen = rounds[0]
@@ -162,7 +164,7 @@ def sample(settings, learner, task, problems, step, attempt=0):
     prompts = task.encode(learner.tokenizer, problems)
     B = len(prompts) * settings.num_generations
     uniforms = task.draw_uniforms(generator_for(settings.seed, step, attempt + 1), B)      # [B, T]
-    played = {"problems": problems} if task.played else {}
+    played = {"problems": problems, "task": task} if task.played else {}
     return learner.sampler.sample(prompts, settings.num_generations, uniforms=uniforms, **played)
 
 

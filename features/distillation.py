@@ -191,15 +191,16 @@ def hinted(settings, task, tokenizer, batch):
     """The rollout after prompts made by --hint_template, which contain the right answers, or the
     first right response of each group ("" without one)."""
     G = batch.group_size
-    problems = batch.problems[::G]                                                  # Q
-    answers = [problem.answer for problem in problems]
+    answers = [problem.answer for problem in batch.problems]                        # B
     if settings.self_distillation == "sibling":
         right = find_right(batch)                                                   # [Q, G]
         texts = [batch.rollout.texts[i * G + row.int().argmax()] for i, row in enumerate(right)]
-        answers = [text if row.any() else "" for text, row in zip(texts, right)]
-    prompts = [hinted_prompt(settings, task, tokenizer, replace(problem, answer=answer))
-               for problem, answer in zip(problems, answers)]
-    return batch.rollout.after([ids for ids in prompts for _ in range(G)], tokenizer)
+        answers = [text if row.any() else "" for text, row in zip(texts, right) for _ in range(G)]
+    problems = [replace(problem, answer=answer)
+                for problem, answer in zip(batch.problems, answers)]                # B
+    prompts = {problem: hinted_prompt(settings, task, tokenizer, problem)
+               for problem in {*problems}}
+    return batch.rollout.after([prompts[problem] for problem in problems], tokenizer)
 
 
 def hinted_prompt(settings, task, tokenizer, problem):

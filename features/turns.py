@@ -2,12 +2,13 @@
 
     class Guess:                              # one object per response
         def __init__(self, row): ...          # a copy of the row
+        def reset(self, **row): ...           # if there is one: what is added to the prompt
         def step(self, text):                 # a turn of the policy, without its end
             return observation, reward, done  # what the policy reads next, the turn's reward
         def close(self): ...                  # if there is one: at the end, also after an error
 
-    prompt ─► turn ─► step(turn) ─► observation, reward, done ─► turn ─► …
-              └ loss tokens         └ read by the policy, no loss tokens
+    prompt, opening ─► turn ─► step(turn) ─► observation, reward, done ─► turn ─► …
+                       └ loss tokens         └ read by the policy, no loss tokens
 
 The tokens of a response are its turns and, between them, the observations. What was sampled is
 kept and never encoded again. A turn's reward stands at its last token in Rollout.turn_rewards; the
@@ -25,7 +26,7 @@ import zlib
 from collections import Counter
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from functools import cached_property, wraps
+from functools import cache, cached_property, partial, wraps
 from importlib import import_module
 from numbers import Real
 
@@ -35,11 +36,12 @@ from torch.nn.utils.rnn import pad_sequence
 from features.feature import Feature, flag
 from plumbing.data.reward_functions import LARGEST_REWARD, describe, is_number, load_function
 from plumbing.data.running_sum import builtin_tokenizer
+from plumbing.data.task import encode_prompt
 from plumbing.engines.wrapper import Wrapper
 from plumbing.parallel.event_loop import run_async
 from plumbing.refusal import Refusal
 
-SLOW = 10            # seconds of a step from which on the first one is named
+SLOW = 10            # seconds of a call from which on the first one is named
 REWARDS = ("turn_reward_1", "turn_reward_2", "turn_reward_3", "turn_reward_4")      # metrics
 
 
@@ -53,6 +55,7 @@ class Game:
     rewards: list                # one per turn that `step` has read
     length: int = 0              # tokens, observations included
     out_of_turns: bool = False   # ended by --max_turns
+    opening: str = ""            # what reset has added to the prompt
 
     @property
     def turns(self):
@@ -112,22 +115,41 @@ class TurnSampler(Wrapper):
         self.limited = any(p.name == "limits" or p.kind is p.VAR_KEYWORD
                            for p in inspect.signature(sampler.sample).parameters.values())
 
-    def sample(self, prompts, group_size, uniforms, temperature=None, *, problems):
-        """See rollout.Sampler.sample; prompts: lists of token ids. problems: one per prompt; each
-        response gets a copy of its row. The turn that begins at token t of a response is drawn with
-        its uniforms [B, T] from t on; the seed of an environment is the same for all responses to a
-        prompt."""
-        groups = uniforms.cpu().split(group_size)
+    def sample(self, prompts, group_size, uniforms, temperature=None, *, problems, task=None):
+        """See rollout.Sampler.sample; prompts: lists of token ids. problems: one per prompt, of the
+        task; each response gets a copy of its row. The turn that begins at token t of a response is
+        drawn with its uniforms [B, T] from t on; the seed of an environment is the same for all
+        responses to a prompt."""
+        G = group_size
+        each = [problem for problem in problems for _ in range(G)]                  # B
+        seeds = [make_seed(group[0]) for group in uniforms.cpu().split(G) for _ in range(G)]
         with self.environment.players() as begin:
-            responses = [
-                Response(prompt, uniform, begin(problem.copy_row(), group[0]), Game([], []), [])
-                for prompt, problem, group in zip(prompts, problems, groups)
-                for uniform in group]                                               # B
-            turns = [self.play_turn(prompts, group_size, responses, temperature)]
+            players = list(map(begin, each, seeds))                                 # B
+            openings = self.environment.reset_all(players, each, seeds)             # B
+            games = [Game([], [], opening=opening) for opening in openings]         # B
+            read = self.open_prompts(prompts, each, games, task)                    # B
+            own_prompts = any(ids != read[i - i % G] for i, ids in enumerate(read))
+            responses = [Response(*inputs, [])
+                         for inputs in zip(read, uniforms.cpu(), players, games)]   # B
+            first = (read, 1) if own_prompts else (read[::G], G)
+            turns = [self.play_turn(*first, responses, temperature)]
             while live := [r for r in responses if not (r.done or r.truncated)]:
                 so_far = [r.prompt + [token.id for token in r.tokens] for r in live]
                 turns.append(self.play_turn(so_far, 1, live, temperature))
-        return self.join(turns, responses)
+        return replace(self.join(turns, responses), group_size=G, own_prompts=own_prompts)
+
+    def open_prompts(self, prompts, problems, games, task):
+        """The token ids of the prompts that B responses begin with: those of their groups, or where
+        there is an opening, those of the prompt that it is added to."""
+        @cache
+        def encode(problem):
+            try:
+                return encode_prompt(task, self.tokenizer, problem)
+            except Refusal as error:
+                self.environment.fail(f"with what reset returned: {error}")
+        G = len(problems) // len(prompts)
+        return [encode(problem.opened(game)) if game.opening else prompts[i // G]
+                for i, (problem, game) in enumerate(zip(problems, games))]
 
     def play_turn(self, prompts, group_size, responses, temperature):
         """Sample a turn of each response and let its environment answer. Returns the rollout of
@@ -203,6 +225,12 @@ class TurnSampler(Wrapper):
                        texts=["\n".join(game.turns) for game in games])
 
 
+def make_seed(uniforms):
+    """The seed of an environment: from the first two random numbers of a response, whatever the
+    length limit is."""
+    return zlib.crc32(uniforms[:2].numpy().tobytes())
+
+
 # -------------------------------------------------------------------------------- the user's class
 
 def run_cancels():
@@ -263,16 +291,17 @@ class Environment:
         """A game of the class's teacher: its turns and, between them, what the policy reads."""
         with self.errors_in_one_line("teacher", f"for the row {row!r:.80}"):
             game = self.kind.teacher(row, rng)
-            if (isinstance(game, (list, tuple)) and len(game) % 2
+            if (isinstance(game, (list, tuple)) and game
+                    and (len(game) % 2 or hasattr(self.kind, "reset"))
                     and all(isinstance(text, str) and text for text in game)):
                 return game
         self.fail(f"teacher returned {game!r:.120} for the row {row!r:.80}: a list of texts is "
-                  "needed, turns and between them what is read; the last is a turn")
+                  "needed, turns and between them what is read; the last is a turn, and the first "
+                  "unless it is what reset returns")
 
-    def begin(self, row, uniforms):
-        """An object of the class for one response. uniforms: random numbers whose first two make
-        its seed, whatever the length limit is."""
-        seed = zlib.crc32(uniforms[:2].numpy().tobytes())
+    def begin(self, problem, seed):
+        """An object of the class for one response."""
+        row = problem.copy_row()
         with self.errors_in_one_line("__init__", f"for the row {row!r:.80}"):
             return self.kind(row, seed=seed) if self.seeded else self.kind(row)
 
@@ -318,30 +347,62 @@ class Environment:
         if failed:
             raise failed[0]
 
-    def step_all(self, responses):
-        """[(observation, reward, done)] of the last turns of responses: one after the other, or
-        side by side in the event loop of the run if the class's step is async."""
-        async def finish(text, reply):
-            with self.in_step(text):
+    def call_all(self, name, calls, notes):
+        """What calls of the method `name` return: one after the other, or side by side in the event
+        loop of the run if it is async. notes: what each is for, for the line of an error."""
+        async def finish(reply, note):
+            with self.in_call(name, note):
                 return await reply
-        texts = [response.game.turns[-1] for response in responses]
         replies = []
-        for text, response in zip(texts, responses):
-            with self.in_step(text):
-                replies.append(response.player.step(text))
+        for call, note in zip(calls, notes):
+            with self.in_call(name, note):
+                replies.append(call())
         if any(map(inspect.isawaitable, replies)):
-            replies = run_async(*map(finish, texts, replies))
-        return list(map(self.check_reply, texts, replies))
+            replies = run_async(*map(finish, replies, notes))
+        return replies
 
     @contextmanager
-    def in_step(self, text):
-        """The block is the user's step, for this turn of the policy."""
-        turn = f"for the turn {text[:60]!r}"
+    def in_call(self, name, note):
+        """The block is the user's method of this name."""
         began = time.perf_counter()
-        with self.errors_in_one_line("step", turn):
+        with self.errors_in_one_line(name, note):
             yield
         if time.perf_counter() - began > SLOW:
-            self.warn("time", f"the first slow step took over {SLOW} s, {turn}")
+            self.warn("time", f"the first slow {name} took over {SLOW} s, {note}")
+
+    def reset_all(self, players, problems, seeds):
+        """What reset adds to the prompts of the objects of B responses; "" if it returns None or
+        the class has none. It gets the columns of the row by name, and a parameter `seed` that is
+        no column the seed of the response."""
+        if not hasattr(self.kind, "reset"):
+            return [""] * len(players)
+
+        def reset(player, problem, seed):
+            row = {"seed": seed, **problem.copy_row()}
+            parameters = inspect.signature(player.reset).parameters
+            every = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+            names = {*parameters, *(problem.row if every else ())}
+            return player.reset(**{name: row[name] for name in row if name in names})
+        notes = [f"for the row {problem.row!r:.80}" for problem in problems]
+        replies = self.call_all("reset", map(partial(partial, reset), players, problems, seeds),
+                                notes)
+        return list(map(self.check_opening, replies, notes))
+
+    def check_opening(self, reply, note):
+        match reply:
+            case None | (None, _):
+                return ""
+            case str(text) | (str(text), _):
+                return text
+        self.fail(f"reset returned {reply!r:.120} {note}: a text that is added to the prompt, None "
+                  "or (text, info) is needed")
+
+    def step_all(self, responses):
+        """[(observation, reward, done)] of the last turns of responses."""
+        texts = [response.game.turns[-1] for response in responses]
+        calls = [partial(r.player.step, text) for r, text in zip(responses, texts)]
+        notes = [f"for the turn {text[:60]!r}" for text in texts]
+        return list(map(self.check_reply, texts, self.call_all("step", calls, notes)))
 
     def check_reply(self, text, reply):
         with self.errors_in_one_line("reading what step returned", f"for {text[:60]!r}"):
@@ -407,6 +468,8 @@ class Turns(Feature):
                 first = task.train[0]
                 turns = task.teacher(first.copy_row(), random.Random(0))
                 builtin_tokenizer(task.characters)([first.prompt, *turns])
+        if hasattr(environment.kind, "reset"):
+            task.notes.append("note: the first prompt is shown without what reset() adds")
         return task
 
     @classmethod

@@ -107,7 +107,8 @@ def pass_with_longest_responses(learner, rollout, T):
                         device=learner.device)                                      # [b, T]
     mask = torch.ones_like(ids, dtype=torch.bool)                                   # [b, T]
     longest = Rollout(rollout.prompt_ids, rollout.prompt_mask, ids, mask, mask.float(),
-                      rollout.truncated, rollout.texts, rollout.group_size)
+                      rollout.truncated, rollout.texts, rollout.group_size,
+                      own_prompts=rollout.own_prompts)
     new = learner.response_logp(longest, temperature=learner.settings.temperature,
                                 **learner.update_options)
     outputs = (new.logp, new.entropy, new.values)                                   # [b, T] each

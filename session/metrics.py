@@ -362,9 +362,11 @@ def group_record(mini, new, learner, task):
     mask = rollout.mask.tolist()                                                    # [G][T]
     ids = cut(rollout.response_ids.tolist(), ends)
     decode = learner.tokenizer.decode
+    prompts = [decode(ids[mask].tolist())                    # equal, unless reset makes them differ
+               for ids, mask in zip(rollout.prompt_ids, rollout.prompt_mask)]
     A = shown.advantages
     record = {
-        "step": mini.step, "prompt": decode(rollout.prompt_ids[0][rollout.prompt_mask[0]].tolist()),
+        "step": mini.step, "prompt": "\n".join(dict.fromkeys(prompts)),
         "ids": ids, "tokens": [[decode([token]) for token in row] for row in ids],
         "mask": [[int(m) for m in row] for row in cut(mask, ends)],
         "rewards": rounded(shown.rewards.tolist()),

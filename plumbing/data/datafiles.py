@@ -12,7 +12,7 @@ import math
 import pickle
 import sys
 import zlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from functools import cached_property
 from pathlib import Path
@@ -36,6 +36,10 @@ class Problem:
     row: dict = field(default_factory=dict, compare=False, repr=False)   # its row in the data
     stage: int = 1               # the stage in which training on it begins (features/srpo.py)
     unread: tuple = field(default=(), compare=False)     # what its row has for a prompt, unused
+
+    def opened(self, game):
+        """The problem with what the reset of its environment has added to the prompt of a game."""
+        return replace(self, prompt=self.prompt + game.opening) if game.opening else self
 
     def copy_row(self):
         """A copy of the row for users' code, which may change it. Values that cannot be copied,

@@ -150,8 +150,8 @@ def half_cosine(progress):
 
 def make_teacher_rollout(policy, tokenizer, problems, answers):
     """The teacher's answers as a Rollout with one response per prompt. The end-of-sequence token is
-    a loss token. An answer is a text, or for a game a list: turns, and between them what the policy
-    reads, which is not in the loss."""
+    a loss token. An answer is a text, or for a game a list: turns, and before and between them what
+    the policy reads, which is not in the loss."""
     prompts = [tokenizer(p.prompt)["input_ids"] for p in problems]
     ids = []
     written = []
@@ -160,7 +160,8 @@ def make_teacher_rollout(policy, tokenizer, problems, answers):
         pieces = [tokenizer(text)["input_ids"] for text in texts]
         pieces[-1] = [*pieces[-1], tokenizer.eos_token_id]
         ids.append(sum(pieces, []))
-        written.append([i % 2 == 0 for i, piece in enumerate(pieces) for _ in piece])
+        turn = len(pieces) % 2 == 0                          # the last piece is one
+        written.append([(i % 2 == 1) == turn for i, piece in enumerate(pieces) for _ in piece])
     device = policy.device
     pad = tokenizer.pad_token_id
     response = pad_right(ids, pad).to(device)                                       # [B, T]

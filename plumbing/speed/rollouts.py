@@ -32,7 +32,7 @@ def concat(rollouts):
         texts=[text for r in rollouts for text in r.texts],
         **{name: join(name) for name in ("forced_routes", "kept_tokens")},
         games=[game for r in rollouts for game in r.games],
-        prefix=find_shared_prefix(rollouts))
+        prefix=find_shared_prefix(rollouts), own_prompts=any(r.own_prompts for r in rollouts))
 
 
 def find_shared_prefix(rollouts):

@@ -95,8 +95,12 @@ def named(workplace, cold_start):
     write("mine.py", """
 import random
 class Seven:
+    begun = 0
     def __init__(self, row, seed):
         self.rng = random.Random(seed)
+        Seven.begun += 1
+    def reset(self):
+        return "1+"[:Seven.begun % 4]            # prompts differ within a group
     def step(self, text):
         return "7", len(text) / 10, self.rng.random() < 0.2
 """)

@@ -42,6 +42,8 @@ import random
 class Play:
     def __init__(self, row, seed):
         self.rng = random.Random(seed)
+    def reset(self):
+        return f"{self.rng.randint(1, 9)}="
     def step(self, text):
         return self.rng.choice(["1+", "2+1="]), len(text) / 10, self.rng.random() < 0.3
 """
