@@ -23,7 +23,6 @@ from session.arguments import parse  # noqa: E402
 from timing import command_line, in_turns, publish, quotients, timed, write_json  # noqa: E402
 from versus_trl import NEVER, Ours, forced_task, make_model  # noqa: E402
 
-CPU = torch.device("cpu")
 ALGORITHMS = {
     **{name: f"--algorithm {name}" for name in (
         "gspo", "grpo", "gspo_token", "gmpo", "cispo", "sapo", "luspo", "vespo", "dr_grpo")},
@@ -44,7 +43,7 @@ def side(flags):
     folder = tempfile.mkdtemp()
     make_model("tiny_moe", folder, settings, running_sum.builtin_tokenizer())
     task = forced_task(None, settings.prompts_per_step, settings.max_completion_length)
-    ours = Ours(settings, task, folder, CPU)
+    ours = Ours(settings, task, folder)
     numbers = list(range(settings.prompts_per_step))
     return lambda turn: ours.seconds(numbers, 1)
 
@@ -65,7 +64,7 @@ def plain(quick):
     sides = {}
     for flags in ("", "--plain"):
         settings = parse(f"--device cpu --learning_rate 1e-30 {flags}".split())
-        ours = Ours(settings, tasks.prepare_task(settings), None, CPU)
+        ours = Ours(settings, tasks.prepare_task(settings), None)
 
         def batch(turn, ours=ours):
             torch.manual_seed(turn)                          # the same mini-batches

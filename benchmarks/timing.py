@@ -53,15 +53,8 @@ def quotients(seconds, others):
     return spread(a / b for a, b in zip(seconds, others, strict=True))
 
 
-def peak_bytes(work, device=torch.device("cpu")):
-    """How many bytes work() allocates at most, beyond what is allocated before it."""
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-        work()
-        torch.cuda.synchronize()
-        return torch.cuda.max_memory_allocated() - before
+def peak_bytes(work):
+    """How many bytes work() allocates on the CPU at most, beyond what is allocated before it."""
     activities = [torch.profiler.ProfilerActivity.CPU]
     with torch.profiler.profile(activities=activities, profile_memory=True) as profiler:
         work()
@@ -73,22 +66,10 @@ def peak_bytes(work, device=torch.device("cpu")):
     return peak
 
 
-def wait(device):
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-
-
-def measure_limit(device, n=None):
-    """Matrix-multiply FLOP/s: float32 on a CPU, bfloat16 on a GPU. n: width of the matrices."""
-    cpu = device.type == "cpu"
-    n = n or (1024 if cpu else 8192)
-    dtype = torch.float32 if cpu else torch.bfloat16
-    a, b = (torch.randn(n, n, device=device, dtype=dtype) for _ in range(2))
-
-    def product(turn):
-        a @ b
-        wait(device)
-    return 2 * n ** 3 / min(in_turns({"": timed(product)}, 20)[""])
+def measure_limit(n=1024):
+    """FLOP/s of the CPU in products of two float32 matrices of this width."""
+    a, b = torch.randn(2, n, n)
+    return 2 * n ** 3 / min(in_turns({"": timed(lambda turn: a @ b)}, 20)[""])
 
 
 def table(head, *rows):

@@ -49,9 +49,9 @@ from session.checkpoints import Saver  # noqa: E402
 from session.learner import make_learner  # noqa: E402
 from session.metrics import Recorder  # noqa: E402
 from plumbing.speed import fast  # noqa: E402
-from shapes import SHAPES, random_model  # noqa: E402
+from shapes import random_model  # noqa: E402
 from timing import (MB, command_line, in_turns, measure_limit, peak_bytes,  # noqa: E402
-                    quotients, rounded, spread, table, wait, write_json)
+                    quotients, rounded, spread, table, write_json)
 from tools.trl import translate  # noqa: E402
 
 NEVER = 2 ** 31 - 1  # an end token that no model emits, so every completion has its full length
@@ -68,10 +68,9 @@ class Case(NamedTuple):
     tokens: int | None = 24              # of every response; None: they end by themselves
     prompt: int | str | None = None      # its tokens, "max", or None: the built-in task's
     flags: str = ""
-    device: str = "cpu"
 
 
-PAPER_SIZE = "--prompts_per_step 64 --bf16 true --micro_batch_size"
+CPU = torch.device("cpu")
 CASES = {
     "tiny_moe": Case("tiny MoE, 256 × 24 tokens, log-probs recomputed"),
     "tiny_moe_sampler": Case("tiny MoE, 256 × 24, log-probs of sampling reused",
@@ -83,10 +82,6 @@ CASES = {
                         "--prompts_per_step 8 --steps_per_generation 2"),
     "smollm2": Case("SmolLM2-135M, 64 + 64 tokens, G 8", "smollm2", 2, 64, 64,
                     "--prompts_per_step 4 --steps_per_generation 2"),
-    "tiny_moe_many": Case("tiny MoE, 2,048 × 64", tokens=64, flags="--prompts_per_step 256",
-                          device="cuda"),
-    **{size: Case(f"Qwen2.5-{size}, 512 × (512 + 512)", f"Qwen/Qwen2.5-{size}", 3, 512, 512,
-                  f"{PAPER_SIZE} {rows}", "cuda") for size, rows in (("0.5B", 16), ("1.5B", 8))},
 }
 
 
@@ -95,12 +90,11 @@ CASES = {
 class Ours:
     """Rollout batches of train.train, one at a time."""
 
-    def __init__(self, settings, task, folder, device):
+    def __init__(self, settings, task, folder):
         self.settings = replace(settings, save_steps=0, eval_steps=0)
         self.task = task
-        self.device = device
-        policy, self.tokenizer = load_policy(settings, task, device, folder)
-        self.learner = make_learner(settings, task, policy, self.tokenizer, device)
+        policy, self.tokenizer = load_policy(settings, task, CPU, folder)
+        self.learner = make_learner(settings, task, policy, self.tokenizer, CPU)
         self.learner.schedule = Mock()                       # a constant learning rate
 
     def seconds(self, numbers, step):
@@ -112,7 +106,7 @@ class Ours:
         saver.step_done.return_value = False
         recorder = Mock(Recorder)
         # log(batch, mini, new, updates, times, held): after the updates, after the last pass
-        recorder.log = lambda *values: ends.extend([values[4][-1], train.read_clock(self.device)])
+        recorder.log = lambda *values: ends.extend([values[4][-1], train.read_clock(CPU)])
         began = time.perf_counter()
         train.train(replace(self.settings, steps=step), self.learner, self.task, recorder, saver)
         return ends[ends_naturally(self.task)] - began
@@ -122,17 +116,15 @@ class Trl:
     """Rollout batches of TRL's GRPOTrainer. Its training_step generates, scores and computes
     gradients; the other calls are those of the trainer's loop."""
 
-    def __init__(self, settings, task, folder, device):
+    def __init__(self, settings, task, folder):
         from datasets import Dataset
         from trl import GRPOConfig, GRPOTrainer
         self.task = task
-        self.device = device
         self.updates = settings.steps_per_generation
-        half = bool(settings.bf16)
         fixed = dict(output_dir=tempfile.mkdtemp(), report_to="none", save_strategy="no",
-                     logging_strategy="no", disable_tqdm=True, use_cpu=device.type == "cpu",
-                     bf16=half, router_aux_loss_coef=0.0, gradient_checkpointing=False,
-                     model_init_kwargs={"dtype": "bfloat16" if half else "float32"})
+                     logging_strategy="no", disable_tqdm=True, use_cpu=True, bf16=False,
+                     router_aux_loss_coef=0.0, gradient_checkpointing=False,
+                     model_init_kwargs={"dtype": "float32"})
         if not ends_naturally(task):
             fixed["generation_kwargs"] = {"eos_token_id": NEVER}
         recomputed = replace(settings, old_logp="recompute")     # TRL always recomputes them
@@ -166,7 +158,6 @@ class Trl:
             trainer.lr_scheduler.step()
             trainer.model.zero_grad()
             trainer.state.global_step += 1
-        wait(self.device)
         return time.perf_counter() - began
 
 
@@ -178,11 +169,9 @@ def make_model(kind, folder, settings, tokenizer):
     if kind == "tiny_moe":
         torch.manual_seed(0)
         model = TinyMoE(make_tiny_config(settings, tokenizer))
-    elif kind == "tiny_dense":                               # transformers' own code on both sides
+    else:                                                    # transformers' own code on both sides
         model = random_model("qwen3", 96, 4, 4, 4, 192, len(tokenizer), tied=False,
                              bos_token_id=None, **ends)
-    else:
-        model = random_model(*SHAPES[kind], **ends)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
@@ -211,9 +200,9 @@ def forced_task(prompt_tokens, count, length):
 
 def prepare(case):
     """-> (settings of train.py, task, checkpoint folder) of a case."""
-    flags = ["--device", case.device, *case.flags.split()]
+    flags = ["--device", "cpu", *case.flags.split()]
     folder = SMOLLM2 if case.model == "smollm2" else tempfile.mkdtemp()
-    if case.model == "smollm2" or case.model in SHAPES:
+    if case.model == "smollm2":
         flags += ["--model_name_or_path", folder, "--no_chat_template", "--learning_rate", "1e-5"]
     if case.tokens:
         settings = parse([*flags, "--max_completion_length", str(case.tokens)])
@@ -223,7 +212,7 @@ def prepare(case):
         task = None
     task = tasks.prepare_task(settings, task)
     if case.model == "cold_start":
-        for part in load_cold_start(settings, task, torch.device(case.device)):
+        for part in load_cold_start(settings, task, CPU):
             part.save_pretrained(folder)
     elif case.model != "smollm2":
         make_model(case.model, folder, settings, running_sum.builtin_tokenizer())
@@ -232,18 +221,16 @@ def prepare(case):
 
 def run_case(case):
     """The record of a case: both sides measured in turns."""
-    device = torch.device(case.device)
-    limit = measure_limit(device)
+    limit = measure_limit()
     rollout.end_tokens = find_end_tokens                     # preparing evaluates the warm-up
     settings, task, folder = prepare(case)
     rounds = case.rounds
     if not ends_naturally(task):
         rollout.end_tokens = lambda model, tokenizer: [NEVER]
-    sides = {"trl": Trl(settings, task, folder, device),
-             "ours": Ours(settings, task, folder, device)}
+    sides = {"trl": Trl(settings, task, folder), "ours": Ours(settings, task, folder)}
     stream = PromptStream(len(task.train))
     numbers = [stream.next(settings.prompts_per_step) for _ in range(rounds + 2)]
-    peak = {name: peak_bytes(lambda: side.seconds(numbers[-1], 1), device)
+    peak = {name: peak_bytes(lambda: side.seconds(numbers[-1], 1))
             for name, side in sides.items()}
     seconds = in_turns({name: lambda turn, side=side: side.seconds(numbers[turn], turn + 1)
                         for name, side in sides.items()}, rounds)
@@ -323,9 +310,7 @@ def texts(found):
 
 def main(argv=None):
     parser = command_line(__doc__, "versus_trl.json")
-    here = "cuda" if torch.cuda.is_available() else "cpu"
-    parser.add_argument("--cases", nargs="+", help="only these",
-                        default=[name for name, case in CASES.items() if case.device == here])
+    parser.add_argument("--cases", nargs="+", help="only these", default=list(CASES))
     args = parser.parse_args(argv)
     logging.disable_progress_bar()
     warnings.filterwarnings("ignore", category=FutureWarning)
@@ -335,7 +320,7 @@ def main(argv=None):
         parser.exit(2, f"versus_trl.py: --cases {', '.join(unknown)} unknown; known: "
                        f"{', '.join(CASES)}\n")
     file = args.json
-    found = {"cpu": {}, "cuda": {}}
+    found = {"cpu": {}}
     if file.is_file():
         found = json.loads(file.read_text(encoding="utf-8"))
     for name in args.cases:
@@ -343,8 +328,8 @@ def main(argv=None):
         if case.model == "smollm2" and not Path(SMOLLM2).is_dir():
             print(f"{name}: left out: python tests/make_smollm2.py makes its checkpoint")
             continue
-        found[case.device][name] = run_case(case)            # other cases in the file stay
-        print(f"{name}: {json.dumps(found[case.device][name])}", flush=True)
+        found["cpu"][name] = run_case(case)                  # other cases in the file stay
+        print(f"{name}: {json.dumps(found['cpu'][name])}", flush=True)
         write_json(file, found | {"texts": texts(found)})
 
 

@@ -9,9 +9,7 @@ a baseline, the mean reward under π_old. Log-odds of π_old are N(0, 1) for eac
 π_θ differ by N(0, 0.4²), rewards are 0 or 1.
 """
 
-import argparse
 import itertools
-import json
 import sys
 from pathlib import Path
 from statistics import median
@@ -20,9 +18,10 @@ import torch
 from torch.nn.functional import logsigmoid
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 from ratios import product_ratio, sequence_ratio, token_ratio                        # noqa: E402
+from timing import command_line, publish, table                                      # noqa: E402
 
 DRAWS, SHIFT = 300, 0.4
 Y = torch.tensor(list(itertools.product((0, 1), repeat=3)))                          # [8, 3]
@@ -89,19 +88,13 @@ def texts(found):
     rows = [(f"`{name}`", *(percent(name, kind, baseline) for kind in ("outcome", "Q")
                             for baseline in (True, False))) for name in WEIGHTS]
     head = ("weight of a token", "outcome − mean", "outcome", "Q − mean", "Q")
-    lines = [head, ("---",) * len(head), *rows]
     worse = lambda baseline: sum(
         d["s", "outcome", baseline] > d["w_t", "outcome", baseline] for d in found) / len(found)
-    return {"enumerated": "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n",
-            "s worse with a baseline": f"{worse(True):.0%}",
+    return {"enumerated": table(head, *rows), "s worse with a baseline": f"{worse(True):.0%}",
             "s worse without": f"{worse(False):.0%}"}
 
 
 if __name__ == "__main__":
     sys.stdout.reconfigure(errors="replace")
-    argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
-    written = texts(measure())
-    print(written["enumerated"])
-    file = ROOT / "experiments/results/enumerated.json"
-    file.write_text(json.dumps({"texts": written}, indent=1, ensure_ascii=False) + "\n",
-                    encoding="utf-8")
+    options = command_line(__doc__, "enumerated.json").parse_args()
+    publish(options.json, {}, lambda _: texts(measure()))

@@ -25,13 +25,11 @@ import judging                                                                  
 from losses import OBJECTIVES                                                        # noqa: E402
 from tools import style                                                              # noqa: E402
 
-FIGURES = ROOT / "docs/figures"
 RECORDED = ROOT / "experiments/results/lesson.json"
 TOKEN = OBJECTIVES["grpo"].epsilon                   # 0.2
 PAPER = OBJECTIVES["gspo"]
 WIDE = (0.03, 0.04)
 EDGES = math.log(1 - PAPER.epsilon), math.log(1 + PAPER.epsilon_high)
-LENGTHS = (20, 250, 800)
 # What "Change one line" changes in gspo.py; "as it is" is the file itself.
 CHANGED = ("as it is", "clip", "product", "iterations", "wide")
 
@@ -47,32 +45,13 @@ def read_batch():
 
 def measure_batch(log_w):
     """The numbers of sections 2 to 4."""
-    tokens = [x for row in log_w for x in row]
-    log_s = [mean(row) for row in log_w]
-    L = mean(map(len, log_w))
-    both = [(s, len(row)) for s, row in zip(log_s, log_w)]
-    share = lambda flags: sum(flags) / len(flags)
-    out_of_paper = share([not math.log(1 - PAPER.epsilon) <= s <= math.log(1 + PAPER.epsilon_high)
-                          for s in log_s])
-    out_of_wide = share([not math.log(1 - WIDE[0]) <= s <= math.log(1 + WIDE[1]) for s in log_s])
-    texts = {"lesson length": f"{L:.1f}", "lesson std w": f"{pstdev(tokens):.3f}",
-             "lesson std s": f"{pstdev(log_s):.3f}",
-             "lesson std product": f"{pstdev([sum(row) for row in log_w]):.2f}",
-             "lesson quotient": f"{pstdev(tokens) / pstdev(log_s):.1f}",
-             "lesson root L": f"{math.sqrt(L):.1f}",
-             "lesson responses": str(len(log_w)),
-             "lesson small": f"{share([abs(x) < .01 for x in tokens]):.0%}",
-             "lesson out of the paper's range": f"{out_of_paper:.0%}",
-             "lesson out of the wide range": f"{out_of_wide:.0%}"}
-    for limit in (TOKEN, .05):
-        texts[f"lesson tokens beyond {limit:g}"] = f"{share([abs(x) > limit for x in tokens]):.1%}"
-        beyond = share([abs(s) > limit / math.sqrt(n) for s, n in both])
-        texts[f"lesson responses beyond {limit:g}"] = f"{beyond:.1%}"
-    for length in LENGTHS:
-        counterpart = TOKEN / math.sqrt(length)
-        texts[f"lesson counterpart {length}"] = f"{counterpart:.3f}"
-        texts[f"lesson narrower {length}"] = f"{counterpart / PAPER.epsilon_high:.0f}"
-    return texts
+    std_w = pstdev([x for row in log_w for x in row])
+    std_s = pstdev(map(mean, log_w))
+    return {"lesson std w": f"{std_w:.3f}", "lesson std s": f"{std_s:.3f}",
+            "lesson std product": f"{pstdev(map(sum, log_w)):.2f}",
+            "lesson quotient": f"{std_w / std_s:.1f}",
+            "lesson root L": f"{math.sqrt(mean(map(len, log_w))):.1f}",
+            "lesson responses": str(len(log_w))}
 
 
 def measure_flips(run):
@@ -155,16 +134,13 @@ def describe_clip(dots):
     outside = len(below) + len(above)
     own = (sum(A < 0 for A in below) + sum(A > 0 for A in above)) / outside
     chance = (len(below) * wrong + len(above) * (1 - wrong)) / outside
-    epsilon = (PAPER.epsilon + PAPER.epsilon_high) / 2
     return {"lesson dots": str(len(dots)), "lesson outside": f"{outside / len(dots):.0%}",
             "lesson own": f"{own:.0%}", "lesson chance": f"{chance:.0%}",
             "lesson below wrong": f"{share([A < 0 for A in below]):.0%}",
             "lesson above right": f"{share([A > 0 for A in above]):.0%}",
             "lesson clipped": f"{share([is_clipped(s, A) for s, A in dots]):.0%}",
             "lesson kept outside": f"{share(kept):.0%}",
-            "lesson clip std": f"{pstdev(s for s, _ in dots):.3f}",
-            "lesson clip sigmas": f"{pstdev(s for s, _ in dots) / epsilon:.0f}",
-            "lesson clip mean": f"{mean(s for s, _ in dots):.4f}".replace("-", "−")}
+            "lesson clip std": f"{pstdev(s for s, _ in dots):.3f}"}
 
 
 def sigmas_of(outside):
@@ -259,6 +235,10 @@ def describe(record):
 
 # ----------------------------------------------------------------------------------- the pictures
 
+def save(figure, name):
+    style.save(figure, *(ROOT / f"docs/figures/{name}.{end}" for end in ("png", "svg")))
+
+
 def draw_regions():
     """Section 2: what the clip leaves of the gradient, by the sign of Â and the place of the
     ratio."""
@@ -277,7 +257,7 @@ def draw_regions():
     axes.set_yticks([.5, -.5], ["good: Â > 0", "bad: Â < 0"], fontsize=10)
     axes.tick_params(length=0)
     style.label(axes, "What does the clip leave of the gradient?", "where the ratio is", "")
-    style.save(figure, FIGURES / "lesson_regions.png", FIGURES / "lesson_regions.svg")
+    save(figure, "lesson_regions")
 
 
 def draw_clip(dots):
@@ -296,7 +276,7 @@ def draw_clip(dots):
     style.label(axes, "Who has left the clip range before being used?",
                 "log s · 10⁴ (logarithmic beyond ±10)", "Â")
     figure.legend(loc="outside lower center", ncols=3, fontsize=8)
-    style.save(figure, FIGURES / "lesson_clip.png", FIGURES / "lesson_clip.svg")
+    save(figure, "lesson_clip")
 
 
 def draw_minibatches():
@@ -310,7 +290,7 @@ def draw_minibatches():
     style.label(axes, "How far has the policy moved since it sampled?",
                 "before the update on mini-batch", "standard deviation")
     axes.legend(loc="upper left")
-    style.save(figure, FIGURES / "lesson_minibatches.png", FIGURES / "lesson_minibatches.svg")
+    save(figure, "lesson_minibatches")
 
 
 def draw_histograms(log_w):
@@ -337,7 +317,7 @@ def draw_histograms(log_w):
     inset.set_yticks([])
     inset.set_title("grey: GSPO's clip range for s", fontsize=8)
     grid[-1].set_xlabel("logarithm of the ratio (values beyond ±0.6 are counted at the end)")
-    style.save(figure, FIGURES / "lesson_histograms.png", FIGURES / "lesson_histograms.svg")
+    save(figure, "lesson_histograms")
 
 
 def draw_range(log_w):
@@ -357,7 +337,7 @@ def draw_range(log_w):
     style.label(axes, "How wide a clip range for s is GRPO's 0.2?", "L, tokens of a response",
                 "ε")
     axes.legend(loc="lower left", fontsize=8)
-    style.save(figure, FIGURES / "lesson_range.png", FIGURES / "lesson_range.svg")
+    save(figure, "lesson_range")
 
 
 def draw_flips(flips):
@@ -373,7 +353,7 @@ def draw_flips(flips):
     style.label(axes, "Do tokens move more where a router chose other experts?",
                 f"medians of |log w|, any layer: {still:.0e} and {moved:.0e}", "mean |log w|")
     axes.legend(loc="upper right")
-    style.save(figure, FIGURES / "lesson_flips.png", FIGURES / "lesson_flips.svg")
+    save(figure, "lesson_flips")
 
 
 def draw_turns():
@@ -389,7 +369,7 @@ def draw_turns():
                       label=variant)
     style.label(axes, "Does an advantage for every turn help?", "games played", "share won")
     axes.legend(loc="lower right", fontsize=8)
-    style.save(figure, FIGURES / "turns.png", FIGURES / "turns.svg")
+    save(figure, "turns")
 
 
 def find_right_turns(prompt, response):
@@ -440,7 +420,7 @@ def draw_game(game):
         axes.set_title(title, fontsize=9)
     figure.suptitle("Which tokens does an advantage credit? Blue: more likely, orange: less; "
                     "grey: the environment", fontsize=9, x=.01, ha="left")
-    style.save(figure, FIGURES / "lesson_game.png", FIGURES / "lesson_game.svg")
+    save(figure, "lesson_game")
 
 
 def main(argv=None):

@@ -163,12 +163,11 @@ def test_both_sides_of_the_benchmark_have_the_same_log_probs():
     """TRL's trainer as the benchmark sets it up, on completions that it sampled. Its loss:
     tests/concepts/test_losses_against_trl.py."""
     pytest.importorskip("trl", reason="pip install trl==1.16.0")
-    cpu = torch.device("cpu")
     case = versus_trl.Case("", tokens=8, flags="--prompts_per_step 4 --num_generations 4 "
                                                "--steps_per_generation 2")
     args, task, folder = versus_trl.prepare(case)
-    ours = versus_trl.Ours(args, task, folder, cpu)
-    trainer = versus_trl.Trl(args, task, folder, cpu).trainer
+    ours = versus_trl.Ours(args, task, folder)
+    trainer = versus_trl.Trl(args, task, folder).trainer
     batch = trainer._generate_and_score_completions(
         [{"prompt": p.prompt, "number": i} for i, p in enumerate(task.train[:4]) for _ in range(4)])
     mask, old_logp = batch["completion_mask"].bool(), batch["old_per_token_logps"]
