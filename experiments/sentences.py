@@ -125,6 +125,10 @@ responses
 the two sides agree to {mean identity: in float32} in float32 and {mean identity: in float64} in
 float64. The paper's
 
+batch log ∏w has a standard deviation of {lesson std product}, log w one of {lesson std w}.
+
+Here the median distance of w from 1 is {lesson median w}; with
+
 0.2 / 3e-4 = {quotient of epsilons}: the *clip ranges* differ
 
 errs more than w_t in {s worse with a baseline} of the draws and less in the others; without it more
