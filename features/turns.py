@@ -40,6 +40,7 @@ from plumbing.data.task import encode_prompt
 from plumbing.engines.wrapper import Wrapper
 from plumbing.parallel.event_loop import run_async
 from plumbing.refusal import Refusal
+from plumbing.users_code import UsersCode
 
 SLOW = 10            # seconds of a call from which on the first one is named
 REWARDS = ("turn_reward_1", "turn_reward_2", "turn_reward_3", "turn_reward_4")      # metrics
@@ -115,6 +116,7 @@ class TurnSampler(Wrapper):
         self.limited = any(p.name == "limits" or p.kind is p.VAR_KEYWORD
                            for p in inspect.signature(sampler.sample).parameters.values())
 
+    @UsersCode("--environment")
     def sample(self, prompts, group_size, uniforms, temperature=None, *, problems, task=None):
         """See rollout.Sampler.sample; prompts: lists of token ids. problems: one per prompt, of the
         task; each response gets a copy of its row. The turn that begins at token t of a response is
@@ -249,6 +251,7 @@ class Environment:
     template = False as it stands. Whatever is wrong with the class or with what it returns raises
     Refusal with one line."""
 
+    @UsersCode("--environment", loads=True)
     def __init__(self, name):
         self.name = name
         self.fail_prefix = f"--environment {name}: "
@@ -287,6 +290,7 @@ class Environment:
             self.warned.add(subject)
             sys.stderr.write(f"train.py: warning: --environment {self.name}: {text}\n")
 
+    @UsersCode("--environment")
     def teach(self, row, rng):
         """A game of the class's teacher: its turns and, between them, what the policy reads."""
         with self.errors_in_one_line("teacher", f"for the row {row!r:.80}"):
@@ -457,7 +461,9 @@ class Turns(Feature):
                                             "rows(), and without --model_name_or_path characters "
                                             "and teacher(row, rng)"):
             if not settings.dataset_name:
-                task = load(environment.name, rows=[*environment.kind.rows()])
+                with UsersCode("--environment"):
+                    rows = [*environment.kind.rows()]
+                task = load(environment.name, rows=rows)
             if not settings.model_name_or_path:
                 task.characters = environment.kind.characters
                 if twice := [c for c, n in Counter(task.characters).items() if n > 1]:

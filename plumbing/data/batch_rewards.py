@@ -21,6 +21,7 @@ from plumbing.data.reward_functions import (LARGEST_REWARD, RewardFunction, desc
                                             is_number, load_function)
 from plumbing.parallel.event_loop import run_async
 from plumbing.refusal import Refusal
+from plumbing.users_code import UsersCode
 
 BATCH_PARAMETERS = {"completions", "completion_ids"}         # a parameter that asks for a batch
 NOT_COLUMNS = ("prompts", "completions", "completion_ids")   # other names are columns of the data
@@ -65,9 +66,12 @@ class BatchRewardFunction:
         columns = [name for name in columns if name not in (*NOT_COLUMNS, "prompt", "completion")]
         every = [*NOT_COLUMNS, *columns]
         try:
-            self.function = load_function(verifier)
+            with UsersCode(f"--verifier {verifier}", loads=True):
+                self.function = load_function(verifier)
             signature = inspect.signature(self.function)
         except BaseException as error:                       # a user's file may call sys.exit()
+            if isinstance(error, Refusal):
+                raise
             raise Refusal(f"--verifier {verifier!r} does not load: {describe(error)}")
         takes_all = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
         self.inputs = [name for name in every if takes_all or name in signature.parameters]
@@ -92,9 +96,12 @@ class BatchRewardFunction:
         inputs = {name: known[name] if name in known else [row.get(name) for row in rows]
                   for name in self.inputs}
         try:
-            rewards = self.function(**inputs)
-            if inspect.isawaitable(rewards):
-                rewards, = run_async(rewards)
+            with UsersCode(f"--verifier {self.verifier}"):
+                rewards = self.function(**inputs)
+                if inspect.isawaitable(rewards):
+                    rewards, = run_async(rewards)
+        except Refusal:
+            raise
         except (Exception, SystemExit) as error:             # whatever the user's function raises
             raise Refusal(f"--verifier {self.verifier} raised {describe(error)}") from error
         return self.check_rewards(rewards, len(texts))

@@ -13,6 +13,7 @@ from plumbing.parallel import processes
 from plumbing.refusal import Refusal, in_project
 from plumbing.speed.fast import FastSampler
 from plumbing.speed.rollouts import concat
+from plumbing.users_code import UsersCode
 from rollout import Sampler, StopStrings
 
 
@@ -43,7 +44,8 @@ def name_in_errors(what, call):
     @wraps(call)
     def called(*args, **options):
         try:
-            return call(*args, **options)
+            with UsersCode("--sampler"):
+                return call(*args, **options)
         except (Refusal, torch.OutOfMemoryError):
             raise
         except (Exception, SystemExit) as error:             # whatever the user's file raises
@@ -70,7 +72,10 @@ def load_class(name, file, changed):
     get the same class, so that they can share an engine. Raises Refusal if it does not load or
     has no method `sample`."""
     try:
-        loaded = load_function(name)
+        with UsersCode("--sampler", loads=True):
+            loaded = load_function(name)
+    except Refusal:
+        raise
     except (Exception, SystemExit) as error:                 # whatever the user's file raises
         raise Refusal(f"--sampler {name} does not load: {describe(error)}")
     if not hasattr(loaded, "sample"):
