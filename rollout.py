@@ -59,6 +59,11 @@ class Rollout:
     replayed: bool = False       # token steps were CUDA graphs (plumbing/speed/graphs.py)
     own_prompts: bool = False    # the prompts of a group differ, by an environment's reset
 
+    @property
+    def readers(self):
+        """The number of adjacent responses that have the same prompt."""
+        return 1 if self.own_prompts else self.group_size
+
     def take(self, rows):
         """The responses numbered `rows` [n] (on the CPU) as a new Rollout. They must be whole
         groups or a part of one group; anything else raises ValueError."""

@@ -119,7 +119,7 @@ class ForcedRoutes:
     """The experts that the routers take where a rollout is scored."""
 
     prefix: Pass                 # [L, 1, ·, ·] of the shared prefix, if it has a forward of its own
-    prompts: Pass                # [L, Q, ·, ·] of the rest of the prompts, a row per group
+    prompts: Pass                # [L, Q, ·, ·] of the rest of the prompts, a row per prompt
     responses: Pass              # [L, B, T-1, ·] without the last token, which predicts nothing
     together: bool               # whether the policy reads prompt and response in one forward
     free: Pass | None = None     # [L, B, T, ·] the routers' own choice, if these were forced before
@@ -143,7 +143,7 @@ class ForcedRoutes:
 
     def fit_to_forwards(self, rollout):
         """The Routes, arranged for the forwards that will score this rollout."""
-        G = rollout.group_size
+        G = rollout.readers
         prefix = self.prefix.indices.shape[2]
         if self.together or G == 1 and not prefix:
             return Routes([Pass(*(torch.cat([p.repeat_interleave(G, 1), r], 2)
@@ -155,9 +155,9 @@ class ForcedRoutes:
 def recorded_routes(routes, rollout, free=None, together=False):
     """The ForcedRoutes of the forwards that scored a rollout: over [the shared prefix,] the prompts
     and the responses, or one forward over all. There may have been several of each, for
-    micro-batches or processes: the first row of the prefix and of each group's prompt is kept."""
+    micro-batches or processes: the first row of the prefix and of each prompt is kept."""
     B, T = rollout.mask.shape
-    Q = B // rollout.group_size
+    Q = B // rollout.readers
     passes = list(routes.passes)
     shared = rollout.prefix * (passes[0].indices.shape[2] == rollout.prefix)
     prefix = Pass(*(x[:, :1, :shared] for x in passes[0]))

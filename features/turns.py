@@ -96,7 +96,7 @@ class TurnSampler(Wrapper):
     """Samples responses of several turns, each turn by the sampler inside."""
 
     def __init__(self, sampler, settings):
-        super().__init__(sampler)
+        super().__init__(sampler, settings)
         rollout = import_module("rollout")           # transformers: --help does not wait for it
         chat = import_module("plumbing.model.chat")
         self.environment = environment = settings.loaded_environment
@@ -105,11 +105,18 @@ class TurnSampler(Wrapper):
         self.pad = rollout.pad_token(self.tokenizer)
         self.ends = rollout.end_tokens(self.policy, self.tokenizer)
         self.between = chat.Turns(end=None, before="", after="")
+        self.split = lambda text: [text]             # in pieces that are encoded one by one
         if environment.template and settings.chat_template and self.tokenizer.chat_template:
             variables = settings.chat_template_kwargs
             with environment.errors_in_one_line("its conversation", "template = False in the class "
                                                 "inserts observations as they stand"):
                 self.between = chat.read_turns(self.tokenizer, environment.role, **variables)
+                self.split = partial(chat.split_control_tokens, self.tokenizer)
+                words = chat.changed_words(self.tokenizer, self.between, environment.role,
+                                           **variables)
+                if words is not None:
+                    environment.warn("words", f"the chat template writes {chat.PROBE!r} as "
+                                     f"{words!r}; observations are inserted unchanged")
                 if chat.drops_thinking(self.tokenizer, **variables):
                     environment.warn("thinking", "the chat template drops the thinking of earlier "
                                      "turns; here the policy reads all that it has written")
@@ -149,6 +156,9 @@ class TurnSampler(Wrapper):
                 return encode_prompt(task, self.tokenizer, problem)
             except Refusal as error:
                 self.environment.fail(f"with what reset returned: {error}")
+        if any(len(self.split(game.opening)) > 1 for game in games):
+            self.environment.warn("control", "what reset returns contains control tokens, which "
+                                  "the policy reads as such")
         G = len(problems) // len(prompts)
         return [encode(problem.opened(game)) if game.opening else prompts[i // G]
                 for i, (problem, game) in enumerate(zip(problems, games))]
@@ -179,6 +189,10 @@ class TurnSampler(Wrapper):
             ids = ids[:limit]
             text = self.tokenizer.decode(ids, skip_special_tokens=True)
             truncated = True
+        if not self.environment.skip_special_tokens:
+            text = self.tokenizer.decode(ids[:-1] if ids[-1] in self.ends else ids)
+            for string in self.settings.stop:
+                text = text.partition(string)[0]
         response.tokens += [Token(token, True, x) for token, x in zip(ids, logp)]
         response.game.messages.append({"role": "assistant", "content": text})
         cut = len(ids) == self.max_turn_length and response.room > 0
@@ -203,8 +217,11 @@ class TurnSampler(Wrapper):
         turn whose last token is `last`."""
         end, before, after = self.between
         text = before + observation + after
+        first, *rest = self.split(observation)       # a control token in it must not end a turn
+        pieces = [before + first, *rest]
+        pieces[-1] += after
         with self.environment.errors_in_one_line("tokenizing", f"for the observation {text!r:.80}"):
-            ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+            ids = sum(self.tokenizer(pieces, add_special_tokens=False)["input_ids"], [])
         if end is not None and last not in self.ends:
             ids = [end, *ids]
         if before and ids[:1] == [last]:             # the policy wrote the template's first token
@@ -248,8 +265,9 @@ def run_cancels():
 class Environment:
     """The user's class in FILE.py:CLASS. Its attributes `role` ("user" or "tool") and `template`
     say how an observation is put before the policy: as a message of the chat template, or with
-    template = False as it stands. Whatever is wrong with the class or with what it returns raises
-    Refusal with one line."""
+    template = False as it stands. With skip_special_tokens = False it reads the special tokens in
+    the policy's turns. Whatever is wrong with the class or with what it returns raises Refusal with
+    one line."""
 
     @UsersCode("--environment", loads=True)
     def __init__(self, name):
@@ -263,6 +281,7 @@ class Environment:
             self.kind.step           # it must have one
         self.role = getattr(self.kind, "role", "user")
         self.template = getattr(self.kind, "template", True)
+        self.skip_special_tokens = getattr(self.kind, "skip_special_tokens", True)
         if self.role not in ("user", "tool"):
             self.fail(f"role is {self.role!r}: user or tool is needed")
 
@@ -474,6 +493,10 @@ class Turns(Feature):
                 first = task.train[0]
                 turns = task.teacher(first.copy_row(), random.Random(0))
                 builtin_tokenizer(task.characters)([first.prompt, *turns])
+        limit = settings.max_completion_length or task.max_completion_length
+        if settings.max_turn_length and settings.max_turn_length >= limit:
+            task.notes.append(f"note: --max_turn_length {settings.max_turn_length} has no effect: "
+                              f"a response has at most {limit} tokens (--max_completion_length)")
         if hasattr(environment.kind, "reset"):
             task.notes.append("note: the first prompt is shown without what reset() adds")
         return task

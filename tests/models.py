@@ -14,6 +14,9 @@ SIZES = dict(vocab_size=17, hidden_size=32, num_hidden_layers=2, num_attention_h
              bos_token_id=None, eos_token_id=15, pad_token_id=16)           # builtin_tokenizer's
 MOE = dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16)
 
+CHATML = ("{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+          "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
+
 
 def make(family="qwen3", seed=0, **sizes):
     """A model of a family by its name in transformers ("qwen3", "mixtral", "gpt2", …), in eval
@@ -52,6 +55,15 @@ def for_chats(policy, ends=()):
 def ascii_tokenizer():
     """One token per printable ASCII character and line break."""
     return builtin_tokenizer("".join(map(chr, range(32, 127))) + "\n")
+
+
+def chat_tokenizer(template):
+    """One token per printable character, and special tokens of chat templates such as CHATML."""
+    tokenizer = ascii_tokenizer()
+    tokenizer.add_special_tokens({"additional_special_tokens": [
+        "<|im_start|>", "<|im_end|>", "<|user|>", "<|assistant|>", "<|return|>"]})
+    tokenizer.chat_template = template
+    return tokenizer
 
 
 def byte_tokenizer(text=("a\nb a\nb max(1,2)=2\nmax(3,1)=3\n the the then 12 12 123",) * 9):

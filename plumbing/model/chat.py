@@ -12,6 +12,7 @@ from rollout import end_tokens
 REPLY = "REPLY"          # stands for the assistant's words in a rendered conversation
 WORDS = "WORDS"          # stands for the user's
 THOUGHT = "THOUGHT"      # stands for what the assistant thought before its words
+PROBE = ' "`\n'          # words that templates change: `trim` the white space, `tojson` the quote
 
 
 class Turns(NamedTuple):
@@ -45,6 +46,17 @@ def read_turns(tokenizer, role="user", **variables):
     return Turns(end if last_end is None else last_end, before, after)
 
 
+def changed_words(tokenizer, turns, role="user", **variables):
+    """What the chat template writes for PROBE between two turns of the assistant, if it is not
+    PROBE; turns: what read_turns has found."""
+    chat = [{"role": "user", "content": WORDS}, {"role": "assistant", "content": REPLY},
+            {"role": role, "content": PROBE}]
+    whole = render(tokenizer, chat, add_generation_prompt=True, **variables)
+    _, words = split_end(tokenizer, whole.rpartition(REPLY)[2])
+    words = words.removeprefix(turns.before).removesuffix(turns.after)
+    return None if words == PROBE else words
+
+
 def drops_thinking(tokenizer, **variables):
     """Whether the chat template leaves out what the assistant thought in an earlier turn."""
     thought = f"<think>\n{THOUGHT}\n</think>\n\n{REPLY}"
@@ -71,6 +83,20 @@ def render(tokenizer, messages, **options):
         raise Refusal(f"the chat template cannot render a conversation: {error}") from None
 
 
+def control_tokens(tokenizer):
+    """A pattern that finds the text of the tokenizer's special tokens."""
+    texts = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
+    return re.compile("|".join(map(re.escape, texts)) or "(?!)")             # (?!) finds nothing
+
+
+def split_control_tokens(tokenizer, text):
+    """A text in pieces, each control token cut after its first character: the tokenizer reads it as
+    text then."""
+    anywhere = f"(?={control_tokens(tokenizer).pattern})"
+    places = [match.start() + 1 for match in re.finditer(anywhere, text)]
+    return [text[i:j] for i, j in zip([0, *places], [*places, len(text)])]
+
+
 def split_end(tokenizer, text):
     """(id, rest) of a text that begins with a special token, white space before it left out, else
     (None, text)."""
@@ -94,11 +120,10 @@ def describe_prompts(task, tokenizer):
                      "twice: the tokenizer adds it, so leave it out of the text")
     unread = Counter(name for p in problems for name in p.unread)
     if task.uses_chat(tokenizer):
-        special = "|".join(re.escape(token.content) for token
-                           in tokenizer.added_tokens_decoder.values() if token.special)
+        special = control_tokens(tokenizer)
         texts = ["\n".join([*(text for _, text in p.earlier or ()), p.prompt]) for p in problems]
         found = [(match[0], p.where) for p, text in zip(problems, texts)
-                 if special and (match := re.search(special, text))]
+                 if (match := special.search(text))]
         if found:
             notes.append(f"note: {len(found)} of {len(problems)} prompts contain control tokens, "
                          f"such as {' ('.join(found[0])}): the chat template renders them once "

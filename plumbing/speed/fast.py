@@ -267,8 +267,7 @@ def move_prefix_first(ids, mask, prefix):
 def fast_response_logp(model, rollout, temperature=1.0, entropy=True, record=False):
     """rollout.response_logp, with prompts and equal responses computed once. record: also return
     the experts that the routers chose."""
-    if rollout.own_prompts:                                  # a group has no prompt to share
-        rollout = replace(rollout, group_size=1)
+    rollout = replace(rollout, group_size=rollout.readers)   # those that can share a prompt
     # what belongs to the rows of a forward fits only if every response keeps its row
     keep_rows = bool(rollout.forced_routes or rollout.kept_tokens) or must_keep_rows(model)
     small, source = (rollout, slice(None)) if keep_rows else merge_repeats(rollout)     # [B]

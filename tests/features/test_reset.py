@@ -11,6 +11,7 @@ import eval
 import models
 import train
 from features import distillation
+from models import chat_tokenizer
 from plumbing.data.datafiles import Problem
 from plumbing.data.task import Task
 from plumbing.model import cold_start as warm_up
@@ -18,7 +19,8 @@ from plumbing.speed import fast
 from plumbing.speed.rollouts import concat
 from rollout import Sampler
 from rollout import response_logp as plain_logp
-from test_environment import LETTERS, PROMPTS, Unlimited, environment, make, play  # noqa: F401
+from test_environment import LETTERS, PROMPTS, Unlimited, chat_policy, make, play
+from test_environment import environment  # noqa: F401
 from tiny_run import SMALL, differences, read_json, write
 
 # The openings of the responses, in their order; each lasts for two turns.
@@ -172,6 +174,17 @@ def test_an_opening_ends_the_last_message_of_the_user(template, environment):  #
     start, end = (template or "{prompt}").split("{prompt}")
     assert read == [f"<user>Hi\n<assistant>Ho\n<user>{start}Go. {seen}{end}\n<assistant>"
                     for seen in ("You see a wall.", "You see a door.")]
+
+
+@pytest.mark.parametrize("attribute", ["", "template = False"])
+def test_control_tokens_in_an_opening_are_named_once(attribute, environment, capsys):  # noqa: F811
+    tokenizer = chat_tokenizer(models.CHATML)
+    opens = environment(OPENS.replace("template = False", attribute or "pass"))
+    opens.kind.texts = ["a<|im_end|>", "<|im_end|>"]
+    player = play(Sampler(chat_policy(tokenizer), tokenizer, 5), opens)
+    player.sample([[1]], 2, torch.rand(2, 5), problems=PROBLEMS[:1], task=TASK)
+    said = capsys.readouterr().err
+    assert said.count("\n") == ("reset returns contains control tokens" in said) == (not attribute)
 
 
 SEEDED = """

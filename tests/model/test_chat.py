@@ -3,13 +3,11 @@ python -m pytest tests/model/test_chat.py"""
 
 import pytest
 
-import models
+from models import CHATML, chat_tokenizer
 from plumbing.model.chat import read_turns
 
 EACH = "{% for m in messages %}"
 ASK = "{% endfor %}{% if add_generation_prompt %}"
-CHATML = (EACH + "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n" + ASK
-          + "<|im_start|>assistant\n{% endif %}")
 TEMPLATES = {  # (template, the token that ends a turn, before, after)
     "ChatML": (CHATML, "<|im_end|>", "\n<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\n"),
     "the next role ends a turn": (EACH + "<|{{ m.role }}|>\n{{ m.content }}" + ASK
@@ -24,14 +22,6 @@ TEMPLATES = {  # (template, the token that ends a turn, before, after)
         "<|return|>", "<|im_start|>user\n", "<|im_end|><|im_start|>assistant\n"),
     "text alone": (EACH + "{{ m.role }}: {{ m.content }}\n" + ASK + "assistant:{% endif %}",
                    None, "\nuser: ", "\nassistant:")}
-
-
-def chat_tokenizer(template):
-    tokenizer = models.ascii_tokenizer()
-    tokenizer.add_special_tokens({"additional_special_tokens": [
-        "<|im_start|>", "<|im_end|>", "<|user|>", "<|assistant|>", "<|return|>"]})
-    tokenizer.chat_template = template
-    return tokenizer
 
 
 @pytest.mark.parametrize("name", TEMPLATES)

@@ -14,7 +14,7 @@ import models
 import train
 from plumbing.data.running_sum import builtin_tokenizer
 from plumbing.model import policy
-from test_chat import CHATML, chat_tokenizer
+from models import CHATML, chat_tokenizer
 from tiny_run import SUMS, jsonl, read_json, write
 
 ROWS = "--model_name_or_path model --dataset_name rows.jsonl --verifier exact "

@@ -7,7 +7,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers.processors import TemplateProcessing
 
 import models
-from test_chat import CHATML, chat_tokenizer
+from models import CHATML, chat_tokenizer
 from tiny_run import SUMS, jsonl
 
 ROWS = "--model_name_or_path model --dataset_name rows.jsonl --verifier exact "
