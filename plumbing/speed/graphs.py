@@ -181,7 +181,10 @@ class Guard:
                 self.eager_mismatch = json.loads(next(lines, "{}")).get("mismatch_kl")
 
     def watch(self, mismatch_kl, replayed):
-        """Look at a rollout batch: its mismatch_kl, and whether its token steps were replayed."""
+        """Look at a rollout batch: its mismatch_kl, None without loss tokens, and whether its token
+        steps were replayed."""
+        if mismatch_kl is None:
+            return
         if not replayed and self.eager_mismatch is None:
             self.eager_mismatch = mismatch_kl
         elif replayed and not mismatch_kl <= MISMATCH * max(self.eager_mismatch, 1e-12):    # or NaN

@@ -198,7 +198,10 @@ def assert_noticed(fault, model, record, monkeypatch, capsys, guard):
 
 def test_a_right_batch_passes_and_a_resumed_run_compares_with_its_first(tmp_path, guard):
     assert not guard.ready
+    guard.watch(None, False)                     # all responses were cut off and are masked
+    assert not guard.ready
     guard.watch(2e-12, False)
+    guard.watch(None, True)
     guard.watch(5e-12, True)
     guard.watch(3e-5, False)                     # a batch too short to be recorded
     assert guard.ready and guard.eager_mismatch == 2e-12
