@@ -146,7 +146,7 @@ def train(settings, learner, task, recorder, saver):
 def collect(settings, learner, task, step):
     """(rollout, B problems, parts [B, K], (rollout, parts) of each round) of a rollout batch."""
     def draw(attempt):
-        problems = [task.train[i] for i in learner.stream.next(settings.prompts_per_step, step)]
+        problems = [task.train[i] for i in learner.stream.next(settings.prompts_per_step)]
         rollout = sample(settings, learner, task, problems, step, attempt)
         problems = [p for p in problems for _ in range(settings.num_generations)]   # B
         if task.played:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from advantages import not_all_correct
+from advantages import check_rewards
 from features.feature import Feature, flag, refuse
 from plumbing.data.stream import PromptStream
 from plumbing.refusal import Refusal
@@ -83,12 +83,19 @@ class SRPO(Feature):
 
     def after_scoring(self, learner, batch, old):
         first = torch.cat([parts[:, 0] for _, parts in batch.sampled])              # [n]
-        self.prompts.record(~not_all_correct(first, batch.group_size))              # [n / G]
+        self.prompts.record(~not_all_correct(first, batch.group_size), batch.step)  # [n / G]
 
 
 def resamples(settings):
     """Whether prompts with only right responses are left out at the end of an epoch."""
     return settings.algorithm == "srpo"
+
+
+def not_all_correct(rewards, group_size):
+    """Which groups contain a reward below 1, [prompts] bool. SRPO (2504.14286) keeps only
+    these groups. NaN (a response without this reward) counts as not correct."""
+    groups = check_rewards(rewards.nan_to_num(nan=0.0)).view(-1, group_size)     # [prompts, G]
+    return groups.amin(-1) < 1                                             # [prompts]
 
 
 class Stages(PromptStream):
@@ -121,22 +128,22 @@ class Stages(PromptStream):
             self.solved = set()
         super().new_epoch()
 
-    def next(self, n, step=1):
-        if self.stage == 1 and step > self.stage2_step:
-            self.stage = 2
-            print(f"stage 2: {self.sizes[1]} problems of the second source join after "
-                  f"{step - 1} batches")
-            self.new_epoch()
-        numbers = super().next(n, step)
+    def next(self, n):
+        numbers = super().next(n)
         self.drawn += numbers
         return numbers
 
-    def record(self, all_correct):
-        """After a rollout batch: whether all responses were correct, [Q] bool, for each problem
-        that was drawn for it."""
+    def record(self, all_correct, step):
+        """After rollout batch `step`: whether all responses were correct, [Q] bool, for each
+        problem that was drawn for it."""
         for number, correct in zip(self.drawn, all_correct.tolist(), strict=True):
             (self.solved.add if correct else self.solved.discard)(number)
         self.drawn = []
+        if self.stage == 1 and step >= self.stage2_step:
+            self.stage = 2
+            print(f"stage 2: {self.sizes[1]} problems of the second source join after {step} "
+                  "batches")
+            self.new_epoch()
 
     def state_dict(self):
         return super().state_dict() | {"stage": self.stage, "solved": sorted(self.solved),

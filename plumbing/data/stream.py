@@ -30,9 +30,9 @@ class PromptStream:
         self.position = 0
         self.shuffle()
 
-    def next(self, n, step=1):
-        """The next n problem numbers, for rollout batch `step` (counted from 1). If the epoch ends
-        before n numbers are drawn, the next epoch provides the rest."""
+    def next(self, n):
+        """The next n problem numbers. If the epoch ends before n numbers are drawn, the next epoch
+        provides the rest."""
         numbers = []
         while len(numbers) < n:
             if self.position == len(self.order):

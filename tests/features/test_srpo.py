@@ -23,9 +23,9 @@ def test_a_restored_stream_goes_on_exactly(resample, stage2_step):
     def draw(stream, steps, rng):
         drawn = []
         for step in steps:
-            drawn.append(stream.next(7, step))
+            drawn.append(stream.next(7))
             solved = torch.tensor([rng.random() < 0.2 for _ in drawn[-1]])          # [7]
-            stream.record(solved)
+            stream.record(solved, step)
         return drawn
     make = lambda: Stages([30, 11], 5, stage2_step, resample)
     for done in range(40):
@@ -53,7 +53,7 @@ def test_history_resampling_drops_solved_prompts_and_keeps_the_others(resample, 
     stream = Stages([12, 0], resample=resample)
     for count, solved in epochs:
         drawn = stream.next(count)
-        stream.record(torch.tensor([i in solved for i in drawn]))
+        stream.record(torch.tensor([i in solved for i in drawn]), 1)
     assert sorted(stream.next(len(left))) == left
     assert ("starts again with all" in capsys.readouterr().out) == (ALL == epochs[0][1])
 
@@ -62,7 +62,7 @@ def test_a_prompt_that_was_solved_once_and_fails_later_stays():
     stream = Stages([5, 0], resample=True)
     stream.solved = {2}
     stream.next(5)
-    stream.record(torch.tensor([False] * 5))
+    stream.record(torch.tensor([False] * 5), 1)
     assert sorted(stream.next(5)) == [0, 1, 2, 3, 4]
 
 
@@ -80,8 +80,8 @@ def test_stage2_step_counts_batches_also_under_dynamic_sampling(algorithm, round
     """With draws counted, DAPO's second round of the first batch would bring in the longer sums
     already."""
     drawn = []
-    then(Stages, "next",
-         lambda numbers, self, n, step: drawn.append((step, numbers, self.sizes[0])))
+    then(Stages, "next", lambda numbers, self, n: drawn.append(
+        (len(drawn) // rounds + 1, numbers, self.sizes[0])))
     monkeypatch.setattr(dynamic_sampling, "ROUNDS", rounds)
     monkeypatch.setattr(DynamicSampling, "_find_signal", lambda *_: torch.zeros(4).bool())
     run(another_start + f"--algorithm {algorithm} --stage2_step 2 --steps 4")
