@@ -38,7 +38,7 @@ from plumbing.parallel.devices import autocast, find_device_type
 from plumbing.engines.samplers import make_sampler
 from plumbing.refusal import Refusal, refuse_os_errors
 from session.errors import errors_in_one_line
-from session.screen import format_game, format_interval, print_once
+from session.screen import format_interval, print_once
 from plumbing.parallel.processes import gather, gathered, share
 
 ROWS = 256      # responses that are sampled at a time
@@ -106,8 +106,8 @@ def evaluate(sampler, task, problems, samples, temperature, seed=0, progress=Non
     them. sampler: a rollout.Sampler.
 
     Returns plain data, which checkpoints keep: a dict with "rewards" (the first component of each),
-    "texts", "lengths" (in tokens), "truncated" and, with an environment, "games" (as format_game
-    prints them), each [problems][samples], with "pass_at_1" and with the entries of reward_scores.
+    "texts", "lengths" (in tokens), "truncated" and, with an environment, "games" (as they are
+    printed), each [problems][samples], with "pass_at_1" and with the entries of reward_scores.
     Several processes share the problems.
     progress: the label of the progress bar; None: no bar.
     """
@@ -127,12 +127,13 @@ def evaluate(sampler, task, problems, samples, temperature, seed=0, progress=Non
         played = {"problems": chunk, "task": task} if task.played else {}
         rollout = sampler.sample(prompts, G, uniforms=uniforms[rows].flatten(0, 1),
                                  temperature=temperature, **played)
+        each = [problem for problem in chunk for _ in range(G)]                        # B
         if task.played:
-            chunk = [chunk[i // G].opened(game) for i, game in enumerate(rollout.games)]
-        scores = task.reward_components(rollout.texts, chunk, rollout.token_lists(), rollout.games)
+            each = [problem.opened(game) for problem, game in zip(each, rollout.games)]
+        scores = task.reward_components(rollout.texts, each, rollout.token_lists(), rollout.games)
         columns = (rollout.texts, scores[:, 0].tolist(), scores.tolist(),              # [B, K]
                    rollout.mask.sum(-1).tolist(), rollout.truncated.tolist(),
-                   [format_game(game) for game in rollout.games])
+                   list(map(str, rollout.games)))
         for answer, values in zip(answers.values(), columns):
             answer += [values[i:i + G] for i in range(0, len(values), G)]
     gathered_answers = gather(answers)

@@ -63,6 +63,15 @@ class Game:
         """The texts of the policy's turns, which alternate with observations."""
         return [message["content"] for message in self.messages[::2]]
 
+    def __str__(self):
+        """A line per turn and observation."""
+        rewards = iter(self.rewards)
+        opening = [{"role": "reset", "content": self.opening}] if self.opening else []
+        return "\n".join(
+            f"  reads   {m['content']!r:.100}" if m["role"] != "assistant" else
+            f"  writes  {m['content']!r:.80}   reward {next(rewards, 0):g}"
+            for m in opening + self.messages)
+
 
 @dataclass
 class Token:

@@ -70,7 +70,7 @@ def transcript(batch, task, settings):
     record = rollout_metrics(batch, task, settings)
     lines = [f"prompt: {problem.prompt!r}",
              f"response, {int(rollout.mask[0].sum())} tokens: {rollout.texts[0]!r}",
-             *map(screen.format_game, rollout.games[:1]),
+             *map(str, rollout.games[:1]),
              f"right: {problem.answer!r}; reward {batch.rewards[0]:g}"
              f"{screen.format_components(parts)}",
              f"first batch: pass rate {record['pass_rate']:.3f}, zero-variance groups "

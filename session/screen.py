@@ -185,16 +185,6 @@ def find_example(task, both):
             "after": new, "right": [row[i] for row in right]}
 
 
-def format_game(game):
-    """The text of what was played (features/turns.py: Game), a line per turn and observation."""
-    rewards = iter(game.rewards)
-    opening = [{"role": "reset", "content": game.opening}] if game.opening else []
-    return "\n".join(
-        f"  reads   {m['content']!r:.100}" if m["role"] != "assistant" else
-        f"  writes  {m['content']!r:.80}   reward {next(rewards, 0):g}"
-        for m in opening + game.messages)
-
-
 def format_example(example, played):
     """An example as three lines, long texts cut. played: with an environment; turn by turn then."""
     if played:

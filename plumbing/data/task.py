@@ -144,17 +144,15 @@ class Task:
                                   part_weights=self.weights(parts), **turns)        # [prompts]
 
     def reward_components(self, texts, problems, ids=None, games=()):
-        """The components of the rewards [B, K] of B = Q·G responses to Q problems; the G responses
-        to a problem are adjacent, in the order of `problems`. Several are scored at a time.
+        """The components of the rewards [B, K] of B responses to B problems. Several are scored at
+        a time; the responses to a prompt are adjacent.
 
         ids: the token ids of every response, for functions that ask for completion_ids. games: what
         was played with an environment, a features.turns.Game for every response. NaN means that a
         response does not have this component; one without any is counted as an error.
         """
-        G = len(texts) // len(problems)
-        repeated = [problem for problem in problems for _ in range(G)]              # B
         if self.verify:
-            rewards = [float(self.verify(text, p)) for text, p in zip(texts, repeated)]
+            rewards = [float(self.verify(text, p)) for text, p in zip(texts, problems)]
             return torch.tensor(rewards).view(-1, 1)
         single = [f for f in self.reward_functions if not f.batched]
         batched = [f for f in self.reward_functions if f.batched]
@@ -162,10 +160,10 @@ class Task:
         def score_response(text, problem):
             return {name: value for f in single for name, value in
                     f.components(text, problem.answer, problem.row).items()}
-        scores = in_parallel(score_response, texts, repeated)        # B times {component: number}
+        scores = in_parallel(score_response, texts, problems)        # B times {component: number}
         chat = self.uses_chat(self.tokenizer)
         for f in batched:
-            for score, value in zip(scores, f.rewards(texts, repeated, ids, games, chat)):
+            for score, value in zip(scores, f.rewards(texts, problems, ids, games, chat)):
                 score[f.name] = value
         for score, game in zip(scores, games):
             score["return"] = math.fsum(game.rewards)        # ten times 0.1 is 1

@@ -87,10 +87,8 @@ def share_reward_components(reward_components):
     """Task.reward_components that shares the groups among the processes; every process gets the
     whole result."""
     def shared(texts, problems, ids, games):
-        own = share(len(problems))
-        G = len(texts) // len(problems)
-        rows = slice(own.start * G, own.stop * G)
-        parts = reward_components(texts[rows], problems[own], ids[rows], games[rows])
+        rows = share(len(texts))             # whole groups: `start` has refused other numbers
+        parts = reward_components(texts[rows], problems[rows], ids[rows], games[rows])
         return torch.cat(gather(parts))                                             # [B, K]
     return shared
 

@@ -309,7 +309,8 @@ LOST = ("def reward(completions):\n"
 def test_an_answer_without_any_reward_has_advantage_0_and_is_counted(task, capfd):
     judge = task(LOST)
     texts = ["0.1", "lost", "0.7", "0.1", "0.3", "lost", "0.3", "0.3"] + ["lost"] * 4
-    rewards = judge.total(judge.reward_components(texts, judge.train[:3]), 4)
+    problems = [problem for problem in judge.train[:3] for _ in range(4)]
+    rewards = judge.total(judge.reward_components(texts, problems), 4)
     assert rewards.tolist() == pytest.approx([0.1, 0.3, 0.7, 0.1] + [0.3] * 4 + [0] * 4)
     mixed, equal, none = group_advantages(rewards, 4).view(3, 4)
     assert mixed[1].abs() < 1e-6 and (mixed[[0, 2, 3]].abs() > 0.5).all()
@@ -327,7 +328,7 @@ def test_a_problem_that_occurs_twice_in_a_batch_has_two_groups(world, task, monk
     the second."""
     judge = task(LOST)
     problem, other = judge.train[:2]
-    problems = [problem, other, problem, problem]
+    problems = [p for p in (problem, other, problem, problem) for _ in range(4)]
     texts = ["0"] * 4 + ["0", "1"] * 2 + ["lost", "1", "1", "1"] + ["lost"] * 4
     monkeypatch.setattr(processes, "gather", lambda part: [part])
     found = []

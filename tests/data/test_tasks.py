@@ -37,7 +37,7 @@ def custom(kind=int, **more):
 def test_verify_of_a_task_made_in_python_may_return_any_kind_of_number(workplace):
     for kind in (bool, int):
         task = custom(kind)
-        rewards = task.reward_components([task.train[0].answer, ""], task.train[:1])
+        rewards = task.reward_components([task.train[0].answer, ""], task.train[:1] * 2)
         assert rewards.tolist() == [[1], [0]]
     train.run_script(parse(flags("--steps", "1", "--output_dir", "run")), custom(numpy.float32))
     record, = metrics("run")
@@ -227,7 +227,7 @@ def test_math_reads_what_follows_the_hashes_of_a_worked_answer():
         assert (problem.prompt, problem.answer) == (row["question"], row["answer"])
         if number % 4 == 0:                                  # math-verify takes 30 ms each
             answers = [row["answer"], rf"\boxed{{{final}}}", "The answer is 77777."]
-            assert task.reward_components(answers, [problem]).tolist() == [[1], [1], [0]]
+            assert task.reward_components(answers, [problem] * 3).tolist() == [[1], [1], [0]]
     task.reward_functions[0].close()
 
 
@@ -293,7 +293,7 @@ def test_the_recipe_of_reasoning_gym_keeps_the_packages_own_score(workplace):
     assert pairs(task) == {entry["question"]: entry["answer"] for entry in theirs}
     for problem in task.train[:2]:
         said = f"I think <answer>{problem.answer}</answer>"
-        rewards = task.reward_components([problem.answer, said, "nonsense"], [problem])
+        rewards = task.reward_components([problem.answer, said, "nonsense"], [problem] * 3)
         assert rewards[:2].tolist() == [[1], [1]] and rewards[2] < 0.1
     task.reward_functions[0].close()
 
