@@ -165,6 +165,23 @@ def test_routes_of_prompts_and_of_what_all_begin_with_serve_every_mini_batch(wid
         assert torch.equal(found[:, :, 1:], routes.passes[-1].indices[:, rows[start:stop]])
 
 
+@pytest.mark.parametrize("way", WAYS)
+def test_responses_with_prompts_of_their_own_keep_their_routes(way):
+    """As where an environment's reset() makes the prompts of a group differ."""
+    model = make()
+    prompts = ["3+8=", "7+=", "2=", "9+9+1=", "4+=", "5="]
+    rollout = fast.fast_sample(model, builtin_tokenizer(), prompts, 1, 5, uniforms=uniforms(6, 5))
+    rollout = replace(rollout, group_size=2, own_prompts=True)
+    with torch.no_grad(), record_routes(model) as routes:
+        WAYS[way](model, replace(rollout, forced_routes=True))
+    rollout = replace(rollout, forced_routes=recorded_routes(routes, rollout,
+                                                             together=way == "plain"))
+    after = otherwise(model)
+    for rows in ([0, 1, 2, 3, 4, 5], [4, 5, 0, 1], [3]):
+        part = rollout.take(torch.tensor(rows))
+        assert torch.equal(replayed(after, part, way)[1], chosen(model, part))
+
+
 def test_the_memory_of_routes_is_counted():
     rollout = rolled(make())
     routes = recorded(make(), rollout, "plain", (0, 6))                 # 3 layers
