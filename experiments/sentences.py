@@ -151,7 +151,7 @@ In `collapse` {mean collapse: GSPO collapses, MoE} of its runs
 "docs/evidence.md": """
 paper's range, by {turn_number: GSPO: the gain at 12 turns is larger than at 2} ({mean turn_number:
 GSPO: gain at 2 turns} to {mean turn_number: GSPO: gain at 12 turns}); for GSPO wide this is
-undecided ({turn_number: GSPO wide: the gain at 12 turns is larger than at 2}).
+undecided.
 
 median |log s| is {clipped_who: GSPO: |log s| is larger} times as large with GSPO, {clipped_who:
 GSPO wide: |log s| is larger} with GSPO wide; their tokens are clipped {clipped_who: GRPO: clipped
@@ -163,12 +163,12 @@ won at the end}, GSPO with the paper's range {turns: GSPO: more games won at the
 clip range, by {length: LUSPO ends longer than GSPO with its range} tokens, but at another
 rate
 
-That GSPO shortens responses is undecided ({length: GSPO ends shorter than it began}). pass@1
-
 16 mini-batches, {seeds offpolicy: replay against none} seeds). Against GRPO: wide {offpolicy: wide
 against GRPO}, the paper's range {offpolicy: the paper's range against GRPO}, GRPO's weights with
 whole responses dropped by s {offpolicy: dropped by s against GRPO}, replay {offpolicy: replay
-against none} (undecided). At usual steps the lead changes by {offpolicy: GSPO wide less ahead of
+against none} (undecided); in held-out pass@1 at the end wide {offpolicy: wide against GRPO, pass@1
+at the end}, the paper's range {offpolicy: the paper's range against GRPO, pass@1 at the end}. At
+usual steps the lead changes by {offpolicy: GSPO wide less ahead of
 GRPO at usual steps} (wide) and {offpolicy: GSPO less ahead of GRPO at usual steps} (the paper's;
 {seeds offpolicy: GSPO less ahead of GRPO at usual steps} seeds
 
@@ -177,11 +177,15 @@ GRPO's weights, {offpolicy: the same share: wide against narrow GRPO} above GRPO
 narrow that it clips {percent offpolicy: clipped of Â ≠ 0, GRPO narrow} of the tokens with Â ≠ 0
 (wide: {percent offpolicy: clipped of Â ≠ 0, GSPO wide}). But by Holm over the nine differences of
 `offpolicy` both have p {holm offpolicy: the same share: wide against narrow GRPO} (wide against
-GRPO: {holm offpolicy: wide against GRPO}), and without a clip GSPO ends below GRPO, {offpolicy:
-without a clip: GSPO against GRPO}: s
+GRPO: {holm offpolicy: wide against GRPO}), in pass@1 at the end the second is {offpolicy: the same
+share: wide against narrow GRPO, pass@1 at the end}, and without a clip GSPO is below GRPO,
+{offpolicy: without a clip: GSPO against GRPO}: s
 
 (`epochs`, undecided), GRPO changes by {epochs: GRPO: μ = 4 minus μ = 1}, GSPO by {epochs: GSPO: μ
-= 4 minus μ = 1}, wide by {epochs: GSPO wide: μ = 4 minus μ = 1}.
+= 4 minus μ = 1}, wide by {epochs: GSPO wide: μ = 4 minus μ = 1}; the mean pass rate of the last
+half of the batches by {epochs: GRPO: μ = 4 minus μ = 1, last half of the batches}, {epochs: GSPO: μ
+= 4 minus μ = 1, last half of the batches} and {epochs: GSPO wide: μ = 4 minus μ = 1, last half of
+the batches}.
 
 the paper's range {percent neighbours: GSPO: own} had moved in their own advantage's direction
 before they were used, {percent neighbours: GSPO: own_permuted} if advantages were permuted
@@ -191,7 +195,7 @@ own_wrong} of the wrong, with wide {percent neighbours: GSPO wide: own}. Updates
 
 64 prompts × 4 responses end {group: 64 × 4 against 8 × 32} from
 
-too (`learning`: {learning: wide against GRPO}); ahead of
+rate (`learning`: {learning: wide against GRPO}) undecided. The
 
 undecided, {learning: against GRPO}, because GRPO itself broke
 
@@ -205,15 +209,16 @@ mixed lengths {short: at least 1.5 times as often} times as often
 against one range} from one ε, ε/L {fair_range: ε / L against one range}; the longest third gains
 {fair_range: ε / √L against one range, longest minus shortest third} more than
 
-GSPO ends above GRPO, {collapse: GSPO prevents it}, GSPO wide {collapse: GSPO wide against GRPO}
-(recorded)
+at 6e-4): {mean collapse: GRPO collapses, MoE} of GRPO's runs collapse, {mean collapse: GSPO
+collapses, MoE} of GSPO's; GSPO ends above GRPO, {collapse: GSPO prevents it}, GSPO wide {collapse:
+GSPO wide against GRPO} (recorded)
 
 wide is {turns: GSPO wide against GSPO, one advantage per response} above the paper's
 
 Of the {readme} differences that README quotes {readme kept} are not 0 by
 
 GSPO wide ends {learning: wide against the paper's clip range} above the paper's range. Without its
-clip GSPO loses {mean learning: no clip, large steps} at large steps (4 seeds
+clip GSPO changes by {mean learning: no clip, large steps} at large steps (4 seeds
 
 `dapo_paper` is {league_edge: dapo_paper is ahead of grpo} ahead; there
 
@@ -227,12 +232,6 @@ against GRPO} from GRPO.
 
 before training ({mean depth: before}; GRPO {mean depth: GRPO}) and {mean depth: flips} of the
 experts
-
-GSPO is {deep_edge: GSPO is ahead of GRPO} from it, at the largest rate tried, {chosen deep_edge:
-GSPO}. In
-
-at 6e-4) {mean collapse: GRPO collapses, MoE} of GRPO's runs collapse,
-{mean collapse: GSPO collapses, MoE} of GSPO's.
 """,
 "docs/family.md": """
 teacher minus reward {distilled: the teacher alone}, both minus reward {distilled: teacher and
