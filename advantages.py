@@ -9,9 +9,10 @@
                      the mean of the responses that reached it
 
 Each row is a response; the group_size responses to one prompt are adjacent. rewards [B]; mask
-[B, T] bool, the loss mask. Results carry no gradient and are 0 outside the mask. Equal rewards, and
-rewards that only rounding makes unequal, give exactly 0 (see center). Raises ValueError for rewards
-that are not finite, for other shapes, and where a group has fewer than two responses.
+[B, T] bool, the loss mask. Results carry no gradient and are 0 outside the mask. In a comparison
+within a group, equal rewards, and rewards that only rounding makes unequal, give exactly 0 (see
+center). Raises ValueError for rewards that are not finite, for other shapes, and where a group has
+fewer than two responses.
 
 To add an advantage, write its function and a row of ADVANTAGES; train.py then accepts it as
 --advantage NAME.

@@ -9,13 +9,14 @@ are constants that say how tokens are averaged. GRPO and GSPO differ in the rati
 less than log w. The paper's clip range for s is narrower still, by choice: it removes the gradient
 of the responses that moved most.
 
-Clipping does not bound a ratio. It removes a gradient: that of good responses (A > 0) above the
-clip range and that of bad responses (A < 0) below it. At ratio 1 the loss is 0 if the mean of the
-advantages is 0; its gradient is not 0.
+PPO's clip does not bound a ratio. It removes a gradient: that of good responses (A > 0) above the
+clip range and that of bad responses (A < 0) below it. At ratio 1 GSPO's loss is minus the mean of
+the advantages, which is 0; its gradient is not 0.
 
-To add an objective, add a row to OBJECTIVES and, if its clip is new, a case to token_surrogate (and
-an entry to CLIPS if the clip is not of PPO's kind); train.py then accepts it as --algorithm NAME.
-To add a statistic to policy_loss, add an entry to STATISTICS.
+To add an objective, add a row to OBJECTIVES; if its ratio is new, an entry to RATIOS; if its clip
+is new, a case to token_surrogate (and an entry to CLIPS if the clip is not of PPO's kind). train.py
+then accepts it as --algorithm NAME. A new entry in the stats of policy_loss needs one in
+STATISTICS, which says how those of micro-batches are combined.
 
 Next: rollout.py, where the log-probs come from.
 """
@@ -103,7 +104,7 @@ OBJECTIVES = {  # "constant" is meant for advantages that are not divided by a s
                                   k_negative=3.0, lambda_negative=2.0)),
     "sequence_is": Objective("product",     "min",     0.2,  0.2,    "sequence-mean", "textbook"),
 }
-RATIOS = {  # (logp, old_logp, mask) -> [B, T], or [B] where an answer has one ratio
+RATIOS = {  # (logp, old_logp, mask) -> [B, T], or [B] where a response has one ratio
     "none": lambda logp, old_logp, mask: torch.ones_like(logp),
     "token": token_ratio,
     "sequence": sequence_ratio,
@@ -119,7 +120,8 @@ LEVELS = {"token": token_ratio, "seq": product_ratio, "geo": sequence_ratio}  # 
 class Clip:
     """What the rest of the code asks about a clip; its formula is a case of token_surrogate. The
     defaults are those of PPO's clip."""
-    of: str = "w"                # what the clip range limits: w (any ratio), log w or π - μ
+    of: str = "w"                # what the clip range limits: w (any ratio), log w or π - μ, also
+                                 # as a KL
     widest: float = 1.0          # epsilon and epsilon_high must be below this
 
     @property

@@ -65,8 +65,8 @@ class Lengths(Feature):
 
     def _longer(self, rollout, parts):
         """The reward components [B, K] with DAPO's penalty as one more, of weight 1: [B, K + 1].
-        Like the limit, it counts all tokens of a response, including those that a tool inserted: up
-        to the last one of the policy's."""
+        Like the limit, it counts observations, too: all tokens up to the policy's last one. A
+        response that was cut off is as long as the limit."""
         mask = rollout.mask                                                         # [B, T]
         places = torch.arange(1, mask.shape[1] + 1, device=mask.device)             # [T]
         lengths = (mask * places).amax(-1).masked_fill(rollout.truncated, self.limit)    # [B]

@@ -41,7 +41,8 @@ SHALLOW = 4             # layers up to which the random weights are used as they
 
 
 def make_tiny_config(settings, tokenizer):
-    """The shape of the built-in policy: a Qwen3-MoE of about a million parameters."""
+    """The shape of the built-in policy: a Qwen3-MoE, by default of about a million parameters in
+    four layers (gspo.py's has two and half a million)."""
     K = settings.num_experts_per_tok
     return Qwen3MoeConfig(
         vocab_size=len(tokenizer), hidden_size=settings.hidden_size, num_attention_heads=4,
