@@ -1,5 +1,6 @@
 """Token steps of sampling, eager and as CUDA graphs (--cuda_graphs): milliseconds per token and
-mismatch_kl of both; TF32's speed, and its error of log s. A JSON line for each.
+mismatch_kl of both; the kernels of an eager step; TF32's speed, and its error of log s. A JSON line
+for each.
 
     python benchmarks/decoding.py             # on a GPU; --quick: tiny models, also on a CPU
 
@@ -93,6 +94,18 @@ def compare(name, form, rows, tokens, device, quick):
                     "transformers": transformers.__version__}
 
 
+def profile_steps(device, quick):
+    """Where the time of 32 eager token steps goes: [kernel or operator, calls, milliseconds]."""
+    model = make_model("0.5B", "float32", device, quick)
+    draw(model, 64, 8)
+    with torch.profiler.profile() as profile:
+        draw(model, 64, 32)
+    clock = "self_device_time_total" if device == "cuda" else "self_cpu_time_total"    # in µs
+    events = sorted(profile.key_averages(), key=lambda event: -getattr(event, clock))
+    return {"profile": [[event.key[:60], event.count, round(getattr(event, clock) / 1e3, 2)]
+                        for event in events[:10]]}
+
+
 @torch.no_grad()
 def measure_tf32(device, quick):
     """The error of log s with TF32 against the number of tokens, in nats (root mean square)."""
@@ -118,7 +131,9 @@ def main(argv=None):
     cases = [(name, form, 16, 24) for name, form, *_ in CASES] if args.quick else CASES
     stages = [lambda case=case: compare(*case, device, args.quick) for case in
               dict.fromkeys(cases)]
-    for stage in [*stages, lambda: measure_tf32(device, args.quick)]:
+    more = [lambda measure=measure: measure(device, args.quick)
+            for measure in (profile_steps, measure_tf32)]
+    for stage in [*stages, *more]:
         try:
             found = stage()
         except Exception as error:           # whatever it was: reported, and on with the next one

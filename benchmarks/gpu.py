@@ -175,6 +175,9 @@ def try_decoding(bench):
             errors = case["tf32_error_of_log_s"].items()
             bench.report("decoding  TF32's error of log s: " + ", ".join(
                 f"L {L} {error:.1e}" for L, error in errors))
+        elif "profile" in case:
+            bench.report("decoding  32 eager steps, ms (calls): " + ", ".join(
+                f"{name} {ms} ({calls})" for name, calls, ms in case["profile"][:5]))
         else:
             graph = f"{case['graph_ms']:.1f}" if case["recorded"] else "not recorded"
             bench.report(f"decoding  {case['model']} {case['format']}, {case['rows']} rows: "
