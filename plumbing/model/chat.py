@@ -12,6 +12,7 @@ from rollout import end_tokens
 REPLY = "REPLY"          # stands for the assistant's words in a rendered conversation
 WORDS = "WORDS"          # stands for the user's
 THOUGHT = "THOUGHT"      # stands for what the assistant thought before its words
+CHAT = [{"role": "user", "content": WORDS}, {"role": "assistant", "content": REPLY}]
 PROBE = ' "`\n'          # words that templates change: `trim` the white space, `tojson` the quote
 
 
@@ -32,10 +33,9 @@ def read_turns(tokenizer, role="user", **variables):
     two turns, user or tool. variables: the template's own, such as enable_thinking=False. Raises
     Refusal if the tokenizer has no chat template or the template cannot render the conversation.
     """
-    chat = [{"role": "user", "content": WORDS}, {"role": "assistant", "content": REPLY},
-            {"role": role, "content": WORDS}]
-    last = render(tokenizer, chat[:2], **variables)
-    whole = render(tokenizer, chat, add_generation_prompt=True, **variables)
+    last = render(tokenizer, CHAT, **variables)
+    whole = render(tokenizer, [*CHAT, {"role": role, "content": WORDS}],
+                   add_generation_prompt=True, **variables)
     if REPLY not in last or REPLY not in whole:
         raise Refusal("the chat template leaves out the assistant's words")
     before, separator, after = whole.rpartition(REPLY)[2].partition(WORDS)
@@ -49,9 +49,8 @@ def read_turns(tokenizer, role="user", **variables):
 def changed_words(tokenizer, turns, role="user", **variables):
     """What the chat template writes for PROBE between two turns of the assistant, if it is not
     PROBE; turns: what read_turns has found."""
-    chat = [{"role": "user", "content": WORDS}, {"role": "assistant", "content": REPLY},
-            {"role": role, "content": PROBE}]
-    whole = render(tokenizer, chat, add_generation_prompt=True, **variables)
+    whole = render(tokenizer, [*CHAT, {"role": role, "content": PROBE}],
+                   add_generation_prompt=True, **variables)
     _, words = split_end(tokenizer, whole.rpartition(REPLY)[2])
     words = words.removeprefix(turns.before).removesuffix(turns.after)
     return None if words == PROBE else words
@@ -60,18 +59,16 @@ def changed_words(tokenizer, turns, role="user", **variables):
 def drops_thinking(tokenizer, **variables):
     """Whether the chat template leaves out what the assistant thought in an earlier turn."""
     thought = f"<think>\n{THOUGHT}\n</think>\n\n{REPLY}"
-    chat = [{"role": "user", "content": WORDS}, {"role": "assistant", "content": thought},
-            {"role": "user", "content": WORDS}]
+    chat = [CHAT[0], {"role": "assistant", "content": thought}, CHAT[0]]
     return THOUGHT not in render(tokenizer, chat, **variables)
 
 
 def missing_opening(tokenizer, **variables):
     """What stands before the assistant's words in a conversation and not at the end of a prompt,
     because the chat template has no generation prompt; "" if nothing is missing."""
-    chat = [{"role": "user", "content": WORDS}, {"role": "assistant", "content": REPLY}]
-    before, found, _ = render(tokenizer, chat, **variables).partition(REPLY)
-    prompt = render(tokenizer, chat[:1], add_generation_prompt=True, **variables)
-    same = prompt == render(tokenizer, chat[:1], **variables)
+    before, found, _ = render(tokenizer, CHAT, **variables).partition(REPLY)
+    prompt = render(tokenizer, CHAT[:1], add_generation_prompt=True, **variables)
+    same = prompt == render(tokenizer, CHAT[:1], **variables)
     return before.removeprefix(prompt).strip() if same and found else ""
 
 
