@@ -105,8 +105,8 @@ class Lab:
 @lru_cache(maxsize=1)
 def drift(seed, flags="", quick=False):
     """{figure: value}: shares of clipped tokens and of responses whose s is outside its clip range,
-    Var[log w] of mini-batches 1 to 4 before their update, the largest distance of s from a quotient
-    of perplexities over the answers of six batches."""
+    Var[log w] and Var[log s] of mini-batches 1 to 4 before their update, the largest distance of s
+    from a quotient of perplexities over the answers of six batches."""
     lab = Lab(seed, f"--steps 12 {flags}")
     stats = {"gspo": [], "grpo": []}
     outside = []
@@ -131,12 +131,13 @@ def drift(seed, flags="", quick=False):
                 apart[name] = max(apart[name], found)
     share = {name: mean(m["clip_low"] + m["clip_high"] for b in of for m in b)
              for name, of in stats.items()}
-    spread = [mean(b[k]["log_w_var"] for b in stats["gspo"]) for k in range(4)]
+    spread = {f"log_{x}_var_{k + 1}": mean(b[k][f"log_{x}_var"] for b in stats["gspo"])
+              for x in "ws" for k in range(4)}
     return (dict(clipped_gspo=share["gspo"], clipped_grpo=share["grpo"],
                  clipped_factor=share["gspo"] / max(share["grpo"], 1e-9),
                  outside_s=mean(outside))
-            | {f"log_w_var_{k}": x for k, x in enumerate(spread, 1)}
-            | {f"spread_{k + 1}": spread[k] / spread[k - 1] for k in (2, 3)} | apart)
+            | {f"spread_{k}": spread[f"log_w_var_{k}"] / spread[f"log_w_var_{k - 1}"]
+               for k in (3, 4)} | spread | apart)
 
 
 def distance(new, old, mask):
@@ -274,7 +275,7 @@ def by_pass_rate(seed, flags="", quick=False):
 def group_figures(lab, mini):
     """The figures of each group of a mini-batch, under the policy before its update: medians of
     |log s| over responses and of |log w| over tokens, the root mean square of log w, and shares of
-    the loss tokens whose gradient the clip removes: of all responses, the right and the wrong."""
+    the loss tokens whose gradient the clip removes."""
     G = mini.group_size
     new_logp = lab.score(mini.rollout).logp                                          # [b, T]
     rows = []
@@ -284,20 +285,14 @@ def group_figures(lab, mini):
         right = mini.parts[own, 0] > .5                                              # [G]
         A = mini.advantages[own]                                                     # [G]
         log_w = (new - old)[mask]                                                    # [tokens]
-
-        def clipped(some):
-            stats = policy_loss(lab.args.row, new, old, A, mask & some[:, None],
-                                epsilon=lab.args.epsilon, epsilon_high=lab.args.epsilon_high,
-                                weights=mini.weights[own])[1]
-            return stats["clip_signal"].item() if (A[some] != 0).any() else None
-
+        _, stats = policy_loss(lab.args.row, new, old, A, mask, epsilon=lab.args.epsilon,
+                               epsilon_high=lab.args.epsilon_high, weights=mini.weights[own])
         rows.append(dict(
             eighths=round(8 * right.float().mean().item()),
             log_s=sequence_log_ratio(new, old, mask).abs().median().item(),
             log_w=log_w.abs().median().item(), log_w_rms=log_w.square().mean().sqrt().item(),
             length=mask.sum().item() / G,
-            clipped=clipped(right | ~right), clipped_right=clipped(right),
-            clipped_wrong=clipped(~right)))
+            clipped=stats["clip_signal"].item() if (A != 0).any() else None))
     return rows
 
 

@@ -22,6 +22,7 @@ sys.path.insert(0, str(ROOT / "experiments"))                # as when run.py is
 import fill  # noqa: E402
 import intervals  # noqa: E402
 import judging  # noqa: E402
+import lesson  # noqa: E402
 import measures  # noqa: E402
 import pictures  # noqa: E402
 import rows  # noqa: E402
@@ -469,6 +470,15 @@ def test_both_flags_change_what_a_run_clips_and_its_summary_has_the_thirds(workp
         record = json.loads((workplace / name / "metrics.jsonl").read_text(encoding="utf-8"))
         clipped[name] = record["clip_low"] + record["clip_high"]
     assert clipped["by length"] < clipped["gspo"] and clipped["by s"] not in (clipped["grpo"], 0)
+
+
+@pytest.mark.slow
+def test_drift_measures_what_a_figure_of_the_lesson_reads(monkeypatch):
+    """Of recorded runs that are made again, too."""
+    found = measures.drift(0, "--num_hidden_layers 1 --hidden_size 32", True)
+    monkeypatch.setattr(judging, "read", lambda name: {0: dict(figures=found)})
+    for first, *later in lesson.read_spread():
+        assert abs(first) < 1e-9 < min(later)
 
 
 def test_the_groups_of_a_mini_batch_add_up_to_it():
