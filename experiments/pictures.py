@@ -10,6 +10,7 @@ import re
 import statistics
 import sys
 import textwrap
+from itertools import product
 from pathlib import Path
 
 import torch
@@ -129,10 +130,10 @@ def reuse(question, verdict, curves):
     """Reward against samples and against optimizer steps. curves: {(variant, "μ4"): mean pass rates
     of the batches}, of fresh seeds at the chosen rates."""
     figure, both = style.panels(1, 2, sharey=True, width=8.6, height=3.9)
-    for (variant, group), rates in sorted(curves.items()):
-        mu = int(group.removeprefix("μ"))
+    for variant, mu in product([*VARIANTS][:3], (1, 4)):
         for axes, each in zip(both, (256, 4 * mu)):
-            axes.plot([each * i for i in range(len(rates))], rates, {1: ":", 2: "--", 4: "-"}[mu],
+            rates = curves.get((variant, f"μ{mu}"), [])
+            axes.plot([each * i for i in range(len(rates))], rates, {1: ":", 4: "-"}[mu],
                       color=VARIANTS[variant][0], label=f"{variant}, μ = {mu}")
     style.label(both[0], "by samples", "samples drawn before the batch",
                 "share of right responses in the batch")
