@@ -69,9 +69,9 @@ class BatchRewardFunction:
             with UsersCode(f"--verifier {verifier}", loads=True):
                 self.function = load_function(verifier)
             signature = inspect.signature(self.function)
-        except BaseException as error:                       # a user's file may call sys.exit()
-            if isinstance(error, Refusal):
-                raise
+        except Refusal:
+            raise
+        except (Exception, SystemExit) as error:             # whatever the user's file raises
             raise Refusal(f"--verifier {verifier!r} does not load: {describe(error)}")
         takes_all = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
         self.inputs = [name for name in every if takes_all or name in signature.parameters]

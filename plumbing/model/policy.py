@@ -253,6 +253,8 @@ def check_log_probs(policy, tokenizer):
                 error = (logp - expected).abs()                                     # [B, T]
                 close = error < CLOSE * (1 + expected.abs())              # [B, T]  False for NaN
                 wrong += [] if close.all() else [f"{part} ({name})"]
+    except torch.OutOfMemoryError:
+        raise
     except Exception as error:  # the model's own code may raise anything
         if is_bug(error) and not lacks_output(error):
             raise

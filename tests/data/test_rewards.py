@@ -18,7 +18,7 @@ import advantages
 from advantages import gdpo, group_advantages, with_group_mean
 from eval import main as eval_main
 from plumbing.data import tasks
-from plumbing.data.batch_rewards import make_reward_function
+from plumbing.data.batch_rewards import BatchRewardFunction, make_reward_function
 from plumbing.data.reward_functions import RewardFunction, in_parallel
 from plumbing.data.running_sum import running_sum
 from plumbing.data.task import Task
@@ -205,6 +205,14 @@ def test_verifier_errors_go_on_over_a_resume_and_count_bad_dicts(judged, run, ki
     err = capfd.readouterr().err
     assert err.count("warning: --verifier") == 3
     assert len(re.findall("warning: --verifier.*returned right, but right form before", err)) == 3
+
+
+def test_ctrl_c_while_a_function_of_a_batch_loads_is_ctrl_c(workplace):
+    write("mine.py", "def reward(completions):\n    return 0\n")
+    BatchRewardFunction("mine.py:reward", ["answer"])
+    write("mine.py", "raise KeyboardInterrupt\n")
+    with pytest.raises(KeyboardInterrupt):
+        BatchRewardFunction("mine.py:reward", ["answer"])
 
 
 BATCH = "def reward(completions):\n    return {}\n"

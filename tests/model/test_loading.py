@@ -194,3 +194,16 @@ def test_a_multimodal_checkpoint_without_a_class_for_text_is_refused_in_one_line
     save_multimodal("llava")
     message = rows.refused(ROWS + "--max_completion_length 8 --output_dir run")
     assert "model cannot be loaded: ValueError: Unrecognized configuration class" in message
+
+
+def test_a_gpu_without_room_for_the_policy_is_no_model_that_is_unsupported(rows, monkeypatch,
+                                                                           capsys):
+    """The first forward, which compares log-probs, may find the memory full."""
+    def full(*inputs, **options):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+    models.saved("model", tokenizer=chat_tokenizer(CHATML))
+    monkeypatch.setattr(policy, "fast_sample", full)
+    with pytest.raises(SystemExit):
+        train.main([*ROWS.split(), "--output_dir", "run", "--device", "cpu"])
+    err = capsys.readouterr().err
+    assert "out of GPU memory: lower --micro_batch_size" in err and "not supported" not in err
