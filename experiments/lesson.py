@@ -15,6 +15,8 @@ import json
 import math
 import re
 import sys
+from collections import Counter
+from copy import copy
 from pathlib import Path
 from statistics import NormalDist, mean, median, pstdev
 
@@ -71,7 +73,9 @@ def measure_flips(run):
     rows = [[mean(found[layer, flipped]) for flipped in (False, True)] for layer in range(last + 1)]
     share = len(found[last, True]) / (len(found[last, True]) + len(found[last, False]))
     medians = [median(found[last, flipped]) for flipped in (False, True)]
-    return dict(layers=rows[:-1], any=rows[-1], share=share, medians=medians)
+    counts = [len(found[layer, True]) for layer in range(last + 1)]
+    return dict(layers=rows[:-1], any=rows[-1], share=share, medians=medians, counts=counts,
+                tokens=counts[last] + len(found[last, False]))
 
 
 def describe_flips(flips):
@@ -261,27 +265,39 @@ def draw_regions():
 
 
 def draw_clip(dots):
-    """Section 5: the responses before the update on mini-batch 4."""
-    figure, axes = style.panels(1, 1, height=3.6, width=6.4)
+    """Section 5: the responses before the update on mini-batch 4. Equal responses of a group have
+    one point, whose area is their number."""
+    figure, axes = style.panels(1, 1, height=4.6, width=5.4)
     axes.axvspan(*(1e4 * edge for edge in EDGES), color=style.GREY, alpha=.4,
                  label="the paper's clip range")
     for sign, name, colour in ((1, "right", style.BLUE), (-1, "wrong", style.RED)):
-        some = [(1e4 * s, A) for s, A in dots if A * sign > 0]
         for gone in (False, True):
-            drawn = [(s, A) for s, A in some if is_clipped(s / 1e4, A) == gone]
-            axes.scatter(*zip(*drawn), s=16, edgecolors=colour, linewidths=.9,
-                         facecolors="none" if gone else colour,
-                         label=f"{name}{', clipped' * gone}: {len(drawn)}")
+            some = Counter((1e4 * s, A) for s, A in dots
+                           if A * sign > 0 and is_clipped(s, A) == gone)
+            axes.scatter(*zip(*some), s=[14 * n for n in some.values()], edgecolors=colour,
+                         linewidths=1, facecolors="none" if gone else colour,
+                         alpha=1 if gone else .5,
+                         label=f"{name}, {'clipped' if gone else 'kept'}: {some.total()}")
     axes.set_xscale("symlog", linthresh=10)
-    style.label(axes, "Who has left the clip range before being used?",
+    axes.set_xticks([-100, -10, 0, 10, 100], ["−100", "−10", "0", "10", "100"])
+    style.label(axes, "Who has left the range before being used?\nArea: number of equal responses",
                 "log s · 10⁴ (logarithmic beyond ±10)", "Â")
-    figure.legend(loc="outside lower center", ncols=3, fontsize=8)
+    figure.legend(*order_legend(axes), loc="outside lower center", ncols=2, fontsize=10)
     save(figure, "lesson_clip")
+
+
+def order_legend(axes):
+    """(handles, labels) with marks of one size: the legend of draw_clip."""
+    handles, labels = axes.get_legend_handles_labels()
+    handles = [copy(handle) for handle in handles]
+    for handle in handles[1:]:
+        handle.set_sizes([40])
+    return handles, labels
 
 
 def draw_minibatches():
     """Section 1: how far the policy is from the one that sampled, before each update."""
-    figure, axes = style.panels(1, 1, height=2.9, width=5.6)
+    figure, axes = style.panels(1, 1, height=3, width=5.4)
     for variances, name, colour, shift in zip(read_spread(), ("log w, tokens", "log s, responses"),
                                               (style.ORANGE, style.BLUE), (-.2, .2)):
         axes.bar([k + shift for k in range(1, 5)], [math.sqrt(v) for v in variances], .38,
@@ -294,64 +310,67 @@ def draw_minibatches():
 
 
 def draw_histograms(log_w):
-    """Section 2: log w, log s and log ∏w on one axis, with the clip ranges."""
-    rows = [("log w of every token", [x for row in log_w for x in row], style.ORANGE),
-            ("log ∏w of every response", [sum(row) for row in log_w], style.RED),
-            ("log s of every response", [mean(row) for row in log_w], style.BLUE)]
-    figure, grid = style.panels(3, 1, height=4.8, width=7.0, sharex=True)
-    edges = [-.6 + .01 * i for i in range(121)]
-    for axes, (name, values, colour) in zip(grid, rows):
-        axes.hist([min(max(x, -.6), .6) for x in values], edges, color=colour)
+    """Section 3: log w, log s and log ∏w on one axis, log s also enlarged, with the clip ranges."""
+    token, product, sequence = ([x for row in log_w for x in row], [sum(row) for row in log_w],
+                                [mean(row) for row in log_w])
+    rows = (("log w of every token", token, style.ORANGE, .6, math.log1p(-TOKEN),
+             math.log1p(TOKEN)),
+            ("log ∏w of every response", product, style.RED, .6, 0, 0),
+            ("log s of every response", sequence, style.BLUE, .6, math.log1p(-WIDE[0]),
+             math.log1p(WIDE[1])),
+            ("log s, drawn 50 times larger", sequence, style.BLUE, .012, *EDGES))
+    notes = ("GRPO's range", "", "the wide range", "the paper's range")
+    figure, grid = style.panels(4, 1, height=6.6, width=5.4)
+    for axes, note, (name, values, colour, end, *edges) in zip(grid, notes, rows):
+        spread = "" if end < .6 else f": standard deviation {pstdev(values):.3f}"
+        axes.hist([min(max(x, -end), end) for x in values],
+                  [end * (i - 60.5) / 60.5 for i in range(122)], color=colour)
+        if note:
+            axes.axvspan(*edges, color=style.GREY, alpha=.3)
+            axes.text(.99, .84, f"grey: {note}", transform=axes.transAxes, ha="right")
         axes.set_yscale("log")
         axes.set_yticks([1, 10, 100, 1000], ["1", "10", "100", "1000"])
         axes.set_ylim(.7, 3 * max(10, len(values) / 3))
         axes.minorticks_off()
-        style.label(axes, f"{name}: standard deviation {pstdev(values):.3f}", "", "count")
-    grid[0].axvspan(math.log(1 - TOKEN), math.log(1 + TOKEN), color=style.GREY, alpha=.25,
-                    label="GRPO's clip range for w")
-    grid[0].legend(loc="upper right")
-    inset = grid[2].inset_axes((.66, .3, .32, .62))
-    inset.hist(rows[2][1], [-.002 + .0002 * i for i in range(21)], color=style.BLUE)
-    inset.axvspan(*EDGES, color=style.GREY, alpha=.6)
-    inset.set_xticks([-.002, 0, .002], ["−0.002", "0", "0.002"], fontsize=7)
-    inset.set_yticks([])
-    inset.set_title("grey: GSPO's clip range for s", fontsize=8)
-    grid[-1].set_xlabel("logarithm of the ratio (values beyond ±0.6 are counted at the end)")
+        axes.set_xticks([-end, -end / 2, 0, end / 2, end])
+        style.label(axes, name + spread, "", "count")
+    grid[-1].set_xlabel("logarithm of the ratio; the outer bars count all beyond")
     save(figure, "lesson_histograms")
 
 
 def draw_range(log_w):
     """Section 4: the counterpart of GRPO's clip range for a mean over L tokens."""
-    figure, axes = style.panels(1, 1, height=3.3, width=6.4)
+    figure, axes = style.panels(1, 1, height=4, width=5.4)
     lengths = [5 * 1.15**i for i in range(52)]
     axes.plot(lengths, [TOKEN / math.sqrt(L) for L in lengths], color=style.BLACK,
-              label="0.2 / √L: as many standard deviations as GRPO's 0.2")
+              label="0.2/√L: GRPO's 0.2 for a mean of L tokens")
     for (low, high), name, colour in ((WIDE, "GSPO, 0.03 / 0.04", style.GREEN),
                                       ((PAPER.epsilon, PAPER.epsilon_high),
                                        "GSPO, the paper's 3e-4 / 4e-4", style.BLUE)):
         axes.axhspan(low, high, color=colour, alpha=.5, label=name)
     L = mean(map(len, log_w))
     axes.plot([L], [pstdev([mean(row) for row in log_w])], "o", color=style.ORANGE,
-              label="std of log s in the recorded batch")
-    axes.set(xscale="log", yscale="log", ylim=(2e-5, .2))
+              label="standard deviation of log s, batch B")
+    axes.set(xscale="log", yscale="log", ylim=(4e-6, .2))
     style.label(axes, "How wide a clip range for s is GRPO's 0.2?", "L, tokens of a response",
                 "ε")
-    axes.legend(loc="lower left", fontsize=8)
+    axes.legend(loc="lower left")
     save(figure, "lesson_range")
 
 
 def draw_flips(flips):
-    """Section 7: how far tokens move whose experts changed."""
-    figure, axes = style.panels(1, 1, height=2.9, width=5.6)
+    """Section 9: how far tokens move whose experts changed, and their numbers."""
+    figure, axes = style.panels(1, 1, height=3.6, width=5.4)
     rows = [*flips["layers"], flips["any"]]
     for flipped, name, colour in ((0, "the same experts", style.GREY),
                                   (1, "an expert changed", style.RED)):
         axes.bar([i + .4 * flipped - .2 for i in range(len(rows))], [row[flipped] for row in rows],
                  .38, color=colour, label=name)
-    axes.set_xticks(range(len(rows)), [*(f"layer {i}" for i in range(len(rows) - 1)), "any layer"])
-    still, moved = flips["medians"]
-    style.label(axes, "Do tokens move more where a router chose other experts?",
-                f"medians of |log w|, any layer: {still:.0e} and {moved:.0e}", "mean |log w|")
+    names = [*(f"layer {i}" for i in range(len(rows) - 1)), "any layer"]
+    axes.set_xticks(range(len(rows)), [f"{name}\n{count} of\n{flips['tokens']}" for name, count in
+                                       zip(names, flips["counts"])])
+    style.label(axes, "Do tokens move more where an expert changed?", "tokens with a change",
+                "mean |log w|")
     axes.legend(loc="upper right")
     save(figure, "lesson_flips")
 
@@ -361,65 +380,70 @@ def draw_turns():
     runs = {}
     for (variant, _, _), run in judging.read("turns").items():
         runs.setdefault(variant, []).append(run["figures"]["pass_rates"])
-    figure, axes = style.panels(1, 1, height=3.3, width=6.4)
+    figure, axes = style.panels(1, 1, height=3.6, width=5.4)
     for name, colour in (("GSPO wide", style.GREEN), ("GRPO", style.ORANGE), ("GSPO", style.BLUE)):
         for variant, line in ((f"{name}, turns", "-"), (name, "--")):
             means = [mean(values) for values in zip(*runs[variant])]
             axes.plot([128 * i for i in range(len(means))], means, line, color=colour,
                       label=variant)
     style.label(axes, "Does an advantage for every turn help?", "games played", "share won")
-    axes.legend(loc="lower right", fontsize=8)
+    axes.legend(loc="lower right")
     save(figure, "turns")
+
+
+def split_turns(prompt, response):
+    """Each turn of a game as (what is asked, what is answered, its first answered token)."""
+    turns, previous = [[prompt, "", None]], False
+    for t, (text, loss_token) in enumerate(zip(response["tokens"], response["mask"])):
+        if previous and not loss_token:
+            turns.append(["", "", None])
+        turns[-1][loss_token] += text
+        if loss_token and not previous:
+            turns[-1][2] = t
+        previous = loss_token
+    return [(asked.strip(), answer.strip(), t) for asked, answer, t in turns]
 
 
 def find_right_turns(prompt, response):
     """Whether each turn of a game of recipes/turns.py has the right last digits of the sums, which
     continue from turn to turn."""
-    turns, previous = [[list(prompt), []]], False
-    for text, loss_token in zip(response["tokens"], response["mask"]):
-        if previous and not loss_token:
-            turns.append([[], []])
-        turns[-1][loss_token].append(text)
-        previous = loss_token
     total, right = 0, []
-    for asked, answered in turns:
+    for asked, answer, _ in split_turns(prompt, response):
         wanted = []
         for term in filter(str.isdigit, asked):
             total += int(term)
             wanted.append(str(total % 10))
-        right.append([*filter(str.isdigit, answered)] == wanted)
+        right.append([*filter(str.isdigit, answer)] == wanted)
     return right
 
 
 def draw_game(game):
-    """Section 6: the tokens of three games, colored by their advantage."""
+    """Section 8: the turns of three games, colored by their advantage."""
     from matplotlib.patches import Rectangle
-    figure, grid = style.panels(2, 1, height=3.4, width=8.4, sharex=True)
+    figure, grid = style.panels(2, 1, height=5, width=5.4)
     titles = ("gspo: one advantage for the response", "gspo_token with turn_returns: one per turn")
-    for axes, title, key in zip(grid, titles, ("response", "turns")):
+    for axes, name, key in zip(grid, titles, ("response", "turns")):
         for row, one in enumerate(game["responses"]):
-            right = iter(find_right_turns(game["prompt"], one))
-            for t, (text, loss_token) in enumerate(zip(one["tokens"], one["mask"])):
-                A = (one[key] if key == "response" else one[key][t]) if loss_token else 0
-                colour = style.BLUE if A > 0 else style.RED
-                axes.add_patch(Rectangle((t, -row), 1, .9, edgecolor="none",
-                                         facecolor=colour if loss_token else style.GREY,
-                                         alpha=min(1, abs(A) / 1.8) if loss_token else .12))
-                axes.text(t + .5, .45 - row, text, ha="center", va="center", fontsize=7,
-                          family="monospace", color=style.BLACK if loss_token else style.GREY)
-                if loss_token and (t == 0 or not one["mask"][t - 1]):
-                    mark = "right" if next(right) else "wrong"
-                    axes.text(t + .1, .76 - row, f"{A:+.2f} {mark}", fontsize=5)
-            for t, text in enumerate(game["prompt"], -len(game["prompt"])):
-                axes.text(t + .5, .45 - row, text, ha="center", va="center", fontsize=7,
-                          family="monospace", color=style.GREY)
-            axes.text(-.4 - len(game["prompt"]), .45 - row, f"reward {one['reward']:g}", ha="right",
-                      va="center", fontsize=7)
-        axes.set(xlim=(-11, len(game["responses"][0]["tokens"])), ylim=(-2.1, 1.1))
+            turns = split_turns(game["prompt"], one)
+            rights = find_right_turns(game["prompt"], one)
+            axes.text(-.06, .45 - row, f"reward\n{one['reward']:g}", ha="right", va="center")
+            for turn, ((asked, answer, t), right) in enumerate(zip(turns, rights)):
+                A = one[key] if key == "response" else one[key][t]
+                axes.add_patch(Rectangle((turn, -row), .96, .92, alpha=min(.8, abs(A) / 2),
+                                         facecolor=style.BLUE if A > 0 else style.RED))
+                axes.text(turn + .48, .64 - row, answer, ha="center", va="center",
+                          family="monospace", fontsize=11)
+                axes.text(turn + .48, .22 - row, f"{A:+.2f} {'✓' if right else '✗'}", ha="center",
+                          va="center")
+                if row == 0:
+                    axes.text(turn + .48, 1.16, asked, ha="center", va="center",
+                              family="monospace", color=style.GREY)
+        axes.set(xlim=(-.55, len(turns)), ylim=(1 - len(game["responses"]), 1.35))
         axes.axis("off")
-        axes.set_title(title, fontsize=9)
-    figure.suptitle("Which tokens does an advantage credit? Blue: more likely, orange: less; "
-                    "grey: the environment", fontsize=9, x=.01, ha="left")
+        axes.set_title(name)
+    figure.suptitle("Which turns does an advantage credit?\n"
+                    "Blue: more likely, orange: less; ✓ right, ✗ wrong", fontsize=10.5, x=.01,
+                    ha="left")
     save(figure, "lesson_game")
 
 

@@ -33,9 +33,9 @@ MARKS = {HELD: ("filled circle: supported", "o", True),
          "equal": ("filled diamond: equal", "D", True)}
 OLD = 0.3                        # old probability of the token; only clips of π - μ depend on it
 SIX = {                          # of README: objectives that differ in kind; drawn larger by
-    "grpo": ("PPO's clip, per token", 1), "gspo": ("PPO's clip, per response", 500),
+    "grpo": ("per token", 1), "gspo": ("per response", 500),
     "cispo": ("weight capped", 1), "dppo": ("mask on π − π_old", 1),
-    "ipo": ("mask, both signs of A", 1), "sapo": ("a smooth gate", 1),
+    "ipo": ("mask, both signs", 1), "sapo": ("a smooth gate", 1),
 }
 
 
@@ -145,7 +145,7 @@ def reuse(question, verdict, curves):
 
 def learning_curves(name, question, runs):
     """Pass rate of each rollout batch."""
-    figure, axes = style.panels(1, 1, width=7, height=3.6)
+    figure, axes = style.panels(1, 1, width=5.6 if len(question.seeds) == 1 else 7, height=3.6)
     names = {"GSPO": "GSPO, the paper's clip range", "GSPO wide": "GSPO, 0.03 / 0.04"}
     for variant, (colour, line) in VARIANTS.items():
         rows = [run["figures"]["pass_rates"] for (one, *_), run in runs.items() if one == variant]
@@ -258,10 +258,9 @@ def describe_member(row):
 
 
 def by_pass_rate(question, verdict, runs):
-    """Sizes of ratios and clipped shares against the pass rate of the group."""
-    figure, panels = style.panels(1, 3, width=9.4, height=3.9)
-    drawn = (("log_s", "median |log s| of a response"), ("log_w_rms", "root mean square of log w"),
-             ("clipped", "share of tokens clipped"))
+    """Size of log s and clipped shares against the pass rate of the group."""
+    figure, panels = style.panels(1, 2, width=6.6, height=4.2)
+    drawn = (("log_s", "median |log s| of a response"), ("clipped", "share of tokens clipped"))
     for axes, (name, what) in zip(panels, drawn):
         for variant, (colour, line) in VARIANTS.items():
             rows = [run["figures"][name] for (one, *_), run in runs.items() if one == variant]
@@ -271,11 +270,12 @@ def by_pass_rate(question, verdict, runs):
                            [[row[n] for n in eighths] for row in rows], variant, colour,
                            marker="o", line=line)
         axes.set(yscale="log", xlim=(-.03, 1.03))
-        style.label(axes, "", "pass rate of the group", what)
-    panels[0].legend(fontsize=8, title=SEEDS, title_fontsize=8)
-    figure.suptitle(f"{question.asks} Those of high pass rate least;\nall "
-                    f"{len(question.deciding)} rules together: {in_words(verdict)}", x=.01,
-                    ha="left", fontsize=10)
+        style.label(axes, what, "pass rate of the group", "")
+    panels[1].set_ylim(5e-4, 1.5)                            # a seed without a clipped token: below
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=3,
+                  title=SEEDS, title_fontsize=9)
+    figure.suptitle(f"{question.asks}\nThose of high pass rate least; all {len(question.deciding)} "
+                    f"rules: {in_words(verdict)}", x=.01, ha="left", fontsize=10)
     return save(figure, "clipped_who")
 
 
@@ -299,13 +299,17 @@ def list_ratios(larger):
 
 def objectives_six():
     """The weight of six objectives that differ in kind against their ratio."""
-    figure, grid = style.panels(2, 3, height=4.2, sharey=True)
+    figure, grid = style.panels(3, 2, height=6.4, width=5.6, sharey=True)
     for axes, (name, (limit, larger)) in zip(grid.flat, SIX.items()):
         ratio = list_ratios(larger)                                                   # [x]
-        for A, line, sign in ((1.0, "-", "A > 0"), (-1.0, "--", "A < 0")):
-            axes.plot(ratio, weight(name, A, ratio), line, color=style.ALGORITHM[name], label=sign)
-        drawn = f", drawn {larger} times larger" if larger > 1 else ""
-        style.label(axes, f"{name.upper()}: {limit}", f"ratio{drawn}", "")
+        for A, line, width, colour, sign in ((1.0, "-", 4, style.SKY, "Â > 0"),
+                                             (-1.0, "--", 1.6, style.BLACK, "Â < 0")):
+            axes.plot(ratio, weight(name, A, ratio), line, linewidth=width, color=colour,
+                      label=sign)
+        if larger > 1:
+            axes.text(.03, .8, f"x axis magnified\n{larger} times",
+                      transform=axes.transAxes)
+        style.label(axes, f"{name.upper()}: {limit}", "ratio", "")
     grid[0, 0].legend(loc="upper left")
     figure.supylabel("weight of ∇log π", fontsize=10)
     return figure

@@ -1,7 +1,7 @@
-"""The style of every figure: one palette, one color per algorithm, one page width.
+"""The style of every figure: one palette, one page width.
 
 The colors are Okabe and Ito's, which color-blind readers can tell apart. Curves also differ in
-marker or line style. An algorithm has the same color everywhere: GSPO is blue and GRPO orange.
+marker or line style. Where algorithms are compared GSPO is blue and GRPO orange.
 """
 
 from functools import lru_cache
@@ -16,11 +16,6 @@ SKY = "#56B4E9"
 GREY = "#666666"
 BLACK = "#000000"
 COLOURS = [BLUE, ORANGE, GREEN, RED, PINK, SKY, GREY, BLACK]
-
-# A variant (another clip range, replay, a dual clip) has the color of its algorithm and another
-# line style or marker.
-ALGORITHM = {"gspo": BLUE, "grpo": ORANGE, "cispo": PINK, "dppo": "#AA4499", "ipo": "#662200",
-             "sapo": "#004400"}
 
 STYLE = {
     "figure.dpi": 100, "savefig.dpi": 130, "figure.constrained_layout.use": True, "font.size": 10,

@@ -36,11 +36,3 @@ def test_the_six_of_readme_are_six_kinds_of_clip_or_ratio():
     six = [axes.get_title("left").split(":")[0] for axes in pictures.objectives_six().axes]
     assert six == ["GRPO", "GSPO", "CISPO", "DPPO", "IPO", "SAPO"]
     style.pyplot().close("all")
-
-
-def test_the_six_have_colours_that_can_be_told_apart():
-    colours = [style.GREY, *style.ALGORITHM.values()]
-    rgb = [torch.tensor([int(colour[i:i + 2], 16) / 255 for i in (1, 3, 5)]) for colour in colours]
-    for i, one in enumerate(rgb):
-        for other in rgb[:i]:
-            assert (one - other).norm() > 0.2
