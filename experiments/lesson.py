@@ -83,6 +83,8 @@ def describe_flips(flips):
     return {"lesson flipped share": f"{flips['share']:.0%}",
             "lesson moved where flipped": f"{moved:.4f}",
             "lesson moved elsewhere": f"{still:.4f}",
+            "lesson median still": f"{flips['medians'][0]:.6f}",
+            "lesson median flipped": f"{flips['medians'][1]:.5f}",
             "lesson flips move": f"{moved / still:.1f}"}
 
 

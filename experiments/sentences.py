@@ -105,9 +105,10 @@ share that GSPO clips is {lesson clips iterations} instead of {lesson clips as i
 every token gets {lesson game whole}, the wrong turn too. With an advantage per turn the wrong turn
 gets {lesson game last turn}.
 
-in a default run {lesson flipped share} of the tokens have a flip in some layer. They move {lesson
-flips move} times as far as the others (mean |log w| {lesson moved where flipped} against {lesson
-moved elsewhere}); only
+else less: in run A {lesson flipped share} of the tokens have one. They move {lesson flips move}
+times as far as the others (mean |log w| {lesson moved where flipped} against {lesson moved
+elsewhere}), mostly through a few tokens of one layer. The medians are {lesson median flipped} and
+{lesson median still}: the
 
 counts *experts*, {lesson flips mean} over run A's 50 batches, {lesson flips low} to {lesson flips
 high} in its
