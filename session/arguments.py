@@ -67,8 +67,10 @@ BITSANDBYTES = {"adamw_8bit": "AdamW8bit", "paged_adamw_8bit": "PagedAdamW8bit",
 
 
 def read_object(value):
-    """The text of a JSON object, or a mapping of a file, as a dict. Raises ValueError for any other
-    text."""
+    """The text of a JSON object, @FILE with such a text, or a mapping of a file, as a dict. Raises
+    ValueError for any other text."""
+    if isinstance(value, str) and value.startswith("@"):
+        value = Path(value[1:]).read_text(encoding="utf-8-sig")
     value = json.loads(value) if isinstance(value, str) else value
     if not isinstance(value, dict):
         raise ValueError
@@ -166,7 +168,8 @@ class Core:
     chat_template: bool = flag(True, "use the tokenizer's chat template if it has one",
                                evaluation="kept")
     chat_template_kwargs: dict = flag(
-        {}, "variables of the chat template as a JSON object: '{\"enable_thinking\": false}'",
+        {}, "variables of the chat template as a JSON object, '{\"enable_thinking\": false}', or "
+            "@FILE",
         unset="none", needs=OWN_DATA, without="chat_template=False", evaluation="kept",
         read=read_object)
     system_prompt: str | None = flag(
@@ -547,6 +550,8 @@ def convert_one(f, value):
     if kind is not bool and (isinstance(value, str) or type(value) in (int, kind)):
         try:
             return f.metadata.get("read", kind)(value)
+        except OSError as error:
+            raise Refusal(f"--{f.name} {value}: cannot be read: {error}") from None
         except ValueError:
             pass
     text = value if isinstance(value, str) else json.dumps(value, default=str)

@@ -1,7 +1,6 @@
 """What docs/data.md has a reader write: its files, as they stand there.
 python -m pytest tests/data/test_documented.py"""
 
-import asyncio
 import json
 import re
 import runpy
@@ -19,7 +18,6 @@ from safetensors.torch import load_file
 
 import session.learner
 import train
-from plumbing.data.reward_functions import load_function
 from plumbing.data.tasks import prepare_task
 from session.arguments import parse
 from tiny_run import SMALL, TINY, metrics, write
@@ -160,18 +158,6 @@ def test_the_calculator(workplace):
     assert step("3=<tool> 2 + 3+-10 ") == ("-5", 0, False)
     assert step("<tool>__import__('os')") == ("error: only sums of whole numbers", 0, False)
     assert [step(words)[1:] for words in ("948", "9480")] == [(1, True), (0, True)]
-
-
-def test_the_judge_that_asks_back(workplace, monkeypatch):
-    section("A reward function of a batch: TRL's, or a judge model")                 # its judge.py
-    section("An environment")
-    examiner = load_function("examiner.py:Examiner")({"prompt": "A city of Peru?"})
-    replies = iter(["Another one?", "RIGHT"])
-    monkeypatch.setitem(examiner.step.__globals__, "ask", lambda messages: next(replies))
-    assert asyncio.run(examiner.step("Lima")) == ("Another one?", 0, False)
-    assert asyncio.run(examiner.step("Cusco")) == ("RIGHT", 1, True)
-    assert [message["role"] for message in examiner.messages] == [
-        "system", "user", "assistant", "user", "assistant"]
 
 
 def test_the_rows_and_the_reward_of_the_whole_task():

@@ -47,7 +47,6 @@ REASONS = {
     "export JAIL": "a sandbox: tests/data/test_documented.py",
     "runs.py:passes": "a sandbox: tests/data/test_documented.py",
     "judge.py:judge": "a server: tests/data/test_documented.py",
-    "examiner.py:Examiner": "a server: tests/data/test_documented.py",
     "--advantage over_median": "tests/concepts/test_learner.py writes the row and runs it",
     "--imitation_coef": "tests/features/test_own_feature.py writes the file and runs it",
 }
