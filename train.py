@@ -205,7 +205,7 @@ def add_gradient(settings, learner, micro, mini):
         scores = learner.response_logp(rollout, temperature=settings.temperature,
                                        **learner.update_options)
         shift = None
-        if settings.router_shift:                            # RSPO, which compares routers
+        if settings.row.ratio == "log-shifted":              # RSPO, which compares routers
             shift = router_shift(micro.routes.logits, scores.routes.logits, micro.routes.indices,
                                  rollout.mask)                                      # [b, T]
         loss, stats = policy_loss(

@@ -145,7 +145,7 @@ class Saver:
                          "random": get_rng_state(), "progress": dict(vars(self.progress)),
                          "schedule": learner.schedule.state_dict(), **self.digests,
                          "scaler": learner.scaler.state_dict(),
-                         "features": learner.features.state_dict()}
+                         "features": learner.features.state_dict() if learner.features.all else {}}
 
     def optimizer_state(self):
         """{"optimizer": its state, "critic": weights by name, {} without a critic}. With --shard

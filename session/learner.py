@@ -84,7 +84,8 @@ class Learner:
 
     def split(self, rows, size):
         """This process's share of the responses `rows` [n], at most `size` at a time."""
-        return rows[processes.share(len(rows))].split(size)
+        share = processes.share(len(rows)) if self.world > 1 else slice(None)
+        return rows[share].split(size)
 
     def rows_per_pass(self):
         """Rows of a forward pass of an update: whole groups, or a part of one. In 16 bits a row may
@@ -92,7 +93,7 @@ class Learner:
         at most --micro_batch_size."""
         settings = self.settings
         G = settings.num_generations
-        rows = settings.mini_batch_rows // self.world
+        rows = settings.prompts_per_step // settings.steps_per_generation // self.world * G
         size = settings.micro_batch_size or rows
         while settings.autocast_dtype and size > G and rows % size:
             size -= G
@@ -100,7 +101,7 @@ class Learner:
 
     def gather(self, entries):
         """The entries of all processes' lists, in their order, as one list."""
-        return sum(processes.gather(entries), [])
+        return sum(processes.gather(entries), []) if self.world > 1 else entries
 
     def step(self, mini, stats):
         """Clip the norm of the gradient of a mini-batch and change the weights, unless loss or
