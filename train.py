@@ -80,7 +80,8 @@ class Batch:
     factors: torch.Tensor | None = None      # [B, T] constants on the surrogate (scale_surrogate)
     routes: Pass | None = None               # [L, B, T, ·] what π_old's routers chose (MoE)
     free_logp: torch.Tensor | None = None    # [B, T] log π_old without forced routes, if forced
-    free_routes: tuple | None = None         # what the routers of π_old, π_θ choose then, if forced
+    free_routes: Pass | None = None          # [L, B, T, ·] what π_old's routers choose then
+    new_free_routes: Pass | None = None      # the same under π_θ, after the updates
     sampled: tuple = ()                      # (rollout, parts) of each round of sampling
     step: int = 1                            # the number of the batch
     extras: dict = field(default_factory=dict)   # what features add, by name

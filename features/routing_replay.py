@@ -71,21 +71,19 @@ class RoutingReplay(Feature):
         self.learner = learner
         if old.passes is None:
             return
-        free = None
         if self.settings.routing_replay == "rollout":     # the old log-probs have forced routes
-            scores = learner.score(replace(batch.rollout, forced_routes=None))
-            free = scores.routes
-            batch.free_logp = scores.logp                                           # [B, T]
-        routes = recorded_routes(old.passes, batch.rollout, free, self.together)
+            free = learner.score(replace(batch.rollout, forced_routes=None))
+            batch.free_routes = free.routes                                         # [L, B, T, ·]
+            batch.free_logp = free.logp                                             # [B, T]
+        routes = recorded_routes(old.passes, batch.rollout, self.together)
         batch.rollout = replace(batch.rollout, forced_routes=routes)
 
     def metrics(self, batch, mini, new):
-        """free_routes: what the routers choose by themselves, under π_old and π_θ, which the core's
-        flip_rate and tokens.jsonl describe."""
+        """The core's flip_rate and tokens.jsonl describe what the routers choose by themselves."""
         if self.settings.old_logp == "sampler":              # which records no routes
             return {}
-        free = self.learner.score(replace(mini.rollout, forced_routes=None)).routes  # [L, B, T, ·]
-        mini.free_routes = (mini.rollout.forced_routes.free or mini.routes, free)
+        free = self.learner.score(replace(mini.rollout, forced_routes=None))
+        mini.new_free_routes = free.routes                                          # [L, B, T, ·]
         routes = batch.rollout.forced_routes
         size = sum(x.nbytes for p in (routes.prefix, routes.prompts, routes.responses) for x in p)
         return {"route_bytes_per_token": size / max(1, int(batch.rollout.mask.sum()))}
@@ -122,12 +120,11 @@ class ForcedRoutes:
     prompts: Pass                # [L, Q, ·, ·] of the rest of the prompts, a row per prompt
     responses: Pass              # [L, B, T-1, ·] without the last token, which predicts nothing
     together: bool               # whether the policy reads prompt and response in one forward
-    free: Pass | None = None     # [L, B, T, ·] the routers' own choice, if these were forced before
 
     def take(self, rows):
         G = self.responses.indices.shape[1] // self.prompts.indices.shape[1]
         return replace(self, prompts=self.prompts.take(rows[::G] // G),
-                       responses=self.responses.take(rows), free=self.free and self.free.take(rows))
+                       responses=self.responses.take(rows))
 
     def join(self, others, P, T):
         """All of these, which the sampler's routers chose, as one, padded to prompts of P tokens
@@ -152,7 +149,7 @@ class ForcedRoutes:
         return Routes([self.prefix] * (prefix > 0) + [self.prompts] + responses)
 
 
-def recorded_routes(routes, rollout, free=None, together=False):
+def recorded_routes(routes, rollout, together=False):
     """The ForcedRoutes of the forwards that scored a rollout: over [the shared prefix,] the prompts
     and the responses, or one forward over all. There may have been several of each, for
     micro-batches or processes: the first row of the prefix and of each prompt is kept."""
@@ -168,7 +165,7 @@ def recorded_routes(routes, rollout, free=None, together=False):
     responses = Pass(*(x[:, :, x.shape[2] - (T - 1):] for x in passes[-1]))
     if T == 1:                                               # no forward over the responses
         responses = Pass(*(x[:, :1].expand(-1, B, -1, -1) for x in responses))
-    return ForcedRoutes(prefix, prompts, responses, together, free)
+    return ForcedRoutes(prefix, prompts, responses, together)
 
 
 # ------------------------------------------------------------------- recorded while sampling (R3)

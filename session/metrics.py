@@ -111,7 +111,7 @@ def mismatch_kl(old_logp, sampler_logp, mask):
 def free_routes(mini, new):
     """(old, new): what the routers choose by themselves under both policies, Pass [L, B, T, ·]
     each, also where a feature forces other experts; None for what was not recorded."""
-    return mini.free_routes or (mini.routes, new.routes)
+    return mini.free_routes or mini.routes, mini.new_free_routes or new.routes
 
 
 def batch_record(settings, task, batch, mini, new, updates, metrics_hooks):
