@@ -117,7 +117,6 @@ high} in its
 where its log-probs stay within {vllm_apart} nats of the policy's,
 
 on one core, the share of held-out games won rose from {mean guess: before} to {mean guess: after}.
-In a
 """,
 "docs/corrections.md": """
 still move s. Here {mean bounded: s leaves the clip range in less than 1 % of answers} of the
