@@ -19,6 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from tqdm import tqdm
 from transformers import Qwen3MoeConfig
 
@@ -26,7 +27,7 @@ from moe import TinyMoE
 from plumbing.data import running_sum
 from plumbing.engines.responses import pad_right
 from plumbing.parallel import processes
-from plumbing.refusal import refuse_os_errors
+from plumbing.refusal import Refusal, refuse_os_errors
 from plumbing.speed.experts import move_to_device
 from rollout import Rollout, Scorer, left_pad
 from routes import expert_share, load_balancing_loss
@@ -71,7 +72,11 @@ def load_cold_start(settings, task, device):
     # only the first process trains it: transformers lets no other process write a model
     processes.on_first(lambda: folder.is_dir() or train_cold_start(
         settings, task, config, tokenizer, device, folder, recipe))
-    policy = move_to_device(TinyMoE.from_pretrained(folder), device)
+    try:
+        policy = move_to_device(TinyMoE.from_pretrained(folder), device)
+    except (OSError, SafetensorError) as error:              # cut off, by a full disk or a crash
+        raise Refusal(f"{folder} cannot be read: {' '.join(str(error).split())}: delete it, and "
+                      "it is made again") from error
     policy.name_or_path = str(folder.resolve())
     return policy, tokenizer
 

@@ -78,6 +78,17 @@ def test_learning_rate_that_ruins_the_policy(run):
     assert "updates in a row had a" in str(stop.value.code)
 
 
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+@pytest.mark.parametrize("length", [0, 100])
+def test_a_warm_up_that_is_cut_off_is_one_line(name, length, run, cold_start, workplace):
+    folder = workplace / "runs/cold_start" / cold_start.name
+    folder.unlink()
+    shutil.copytree(cold_start, folder)
+    (folder / name).write_bytes((folder / name).read_bytes()[:length])
+    said = run.refused("--steps 1")
+    assert f"{cold_start.name} cannot be read" in said and "delete it, and it is made again" in said
+
+
 # ------------------------------------------------------------------------------- hidden code
 
 class Payload:
