@@ -35,6 +35,18 @@ def exit_on_broken_pipe():
         raise SystemExit(1) from None
 
 
+def check_output(path):
+    """Refuse an output file that cannot be written, before the work for it."""
+    if path is None:
+        return
+    if os.path.isdir(path):
+        raise Refusal(f"--output {path} is a folder: give a file")
+    file = Path(path).absolute()
+    there = next(place for place in (file, *file.parents) if os.path.exists(place))
+    if there != file and not there.is_dir() or not os.access(there, os.W_OK):
+        raise Refusal(f"--output {path} cannot be written: {there} is a file, or read-only")
+
+
 def parse_command(argv, description):
     """(command, its parsed flags). For ask and passk these are their own and train.py's Settings,
     for claims the list of words, else the run folders and the output file. Prints the description
@@ -68,7 +80,9 @@ def parse_runs(command, argv):
     if command == "view":
         parser.add_argument("--kilobytes", type=int, help="size of the page: of "
                             "longer runs, evenly spaced batches are shown (default: 3000)")
-    return parser.parse_args(argv)
+    options = parser.parse_args(argv)
+    check_output(options.output)
+    return options
 
 
 def make_sampling_parser(command):
@@ -127,8 +141,7 @@ def parse_passk(argv):
     if (count := len(options.model_name_or_path)) > 2:
         raise Refusal(f"--model_name_or_path names {count} checkpoints: give one, or two to "
                       "compare")
-    if Path(options.output).is_dir():                        # known before the evaluation
-        raise Refusal(f"--output {options.output} is a folder: give a file")
+    check_output(options.output)
     return options, parse_settings(options, rest, "passk")
 
 

@@ -162,6 +162,8 @@ REFUSED = {                                                  # the line of eval.
     "dashboard empty": "has no complete line",
     "dashboard cut": "cut/summary.json: Expecting",
     "dashboard": "arguments are required: RUN",
+    "dashboard gspo --output cut/summary.json/x.png": "summary.json is a file, or read-only",
+    "view gspo --output .": "--output . is a folder",
     "pass": "pass is not a command; the commands are ask, passk, claims, dashboard",
     "ask gspo": "required: PROMPT",
     "ask gspo 3+8= --n 0": "--n 0: it must be at least 1",

@@ -154,6 +154,7 @@ def test_passk_refuses(checkpoints, wrong):
             f"{before} --temprature 1": "unknown argument --temprature",
             f"{before} --n 0": "--n 0",
             f"{before} --output .": "--output . is a folder",
+            f"{before} --output sums.jsonl/x.json": "sums.jsonl is a file, or read-only",
             small: "token 16, its model has 12 tokens",      # a model of another vocabulary
             f"{before} --dataset_name words.jsonl --verifier exact": "words.jsonl",
             f"{before} --dataset_name sums.jsonl --verifier exact --max_prompt_length 2":
