@@ -2,9 +2,12 @@
 
 import atexit
 import importlib
+import sys
 from dataclasses import asdict, dataclass
 
 from features.feature import Feature, flag
+from plumbing.data.reward_functions import describe
+from plumbing.refusal import Refusal
 
 TRACKERS = ("tensorboard", "wandb", "trackio")               # also the names of their pip packages
 
@@ -27,11 +30,23 @@ class Trackers(Feature):
     def __init__(self, run):
         self.settings = run.settings
         self.write = None
+        self.warned = False
 
     def report(self, folder, record):
-        if self.write is None:
-            self.write = start(self.settings, folder, record["step"])
-        self.write(flat(record), record["step"])
+        """A tracker that does not start ends the run, in one line; one that fails later costs it
+        nothing."""
+        name = self.settings.report_to
+        numbers = flat(record)
+        try:
+            self.write = self.write or start(self.settings, folder, record["step"])
+            self.write(numbers, record["step"])
+        except (Exception, SystemExit) as error:             # whatever the package raises
+            if self.write is None:
+                raise Refusal(f"--report_to {name} does not start: {describe(error)}") from error
+            if not self.warned:
+                sys.stderr.write(f"train.py: warning: --report_to {name} raised {describe(error)}: "
+                                 f"it may lack values that {folder}/metrics.jsonl has\n")
+            self.warned = True
 
 
 def start(settings, folder, step):
