@@ -138,7 +138,7 @@ def train(settings, learner, task, recorder, saver):
         # what happened: the last mini-batch once more, under the new policy
         new = learner.score(mini.rollout, entropy=True)
         evaluate = settings.eval_steps and step % settings.eval_steps == 0 and step < settings.steps
-        held = held_out(settings, learner, task) if evaluate else None
+        held = saver.unless_stopped(lambda: held_out(settings, learner, task)) if evaluate else None
         recorder.log(batch, mini, new, updates, times, held)
         if saver.step_done(step):
             break

@@ -113,6 +113,7 @@ class Saver:
         self.folder = folder
         self.digests = task.digests()
         self.signals = signals
+        self.unless_stopped = signals.unless_stopped
         self.snapshot = None
         self.step = 0
         self.learner = learner

@@ -287,6 +287,24 @@ def test_second_ctrl_c_before_a_checkpoint(step, kept, signalled, capfd):
     assert capfd.readouterr().err == STOPPED
 
 
+@pytest.mark.parametrize("owner, name", [(train, "update"), (evaluation, "evaluate")])
+def test_a_signal_leaves_out_an_evaluation_between_batches(owner, name, run, first, calls,
+                                                               capfd):
+    """One that comes before it, or in it; the batch is complete and saved."""
+    begun = Path("run/metrics.jsonl")
+    stop = lambda *_, **__: begun.exists() and os.kill(os.getpid(), signal.SIGTERM)
+    sampled = calls(evaluation, "evaluate")
+    first(owner, name, stop)
+    line = "--steps 4 --eval_samples 1 --eval_prompts 4 --eval_steps 2 --steps_per_generation 1 "
+    with pytest.raises(SystemExit) as ended:
+        run(line)
+    assert ended.value.code == 130 and "stopped after batch 2 and saved" in capfd.readouterr().out
+    assert len(sampled) == 2                                 # before training, sampled and greedy
+    records = metrics("run")
+    assert [record["step"] for record in records] == [1, 2] and "pass_at_1" not in records[1]
+    assert Path("run/checkpoints/step_2").is_dir()
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM,
                                     getattr(signal, "SIGHUP", signal.SIGTERM)])
 @pytest.mark.parametrize("phase", ["before", "last batch", "after"])
