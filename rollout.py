@@ -74,12 +74,6 @@ class Rollout:
                              "whole groups or a part of one group")
         return replace(take_fields(self, rows), group_size=size)
 
-    def after(self, prompts, tokenizer):
-        """The same responses after other prompts, given as B lists of token ids. Routers choose by
-        themselves when it is scored."""
-        ids, mask = left_pad(prompts, pad_token(tokenizer), self.mask.device)       # [B, P] each
-        return replace(self, prompt_ids=ids, prompt_mask=mask, prefix=0, forced_routes=None)
-
     def token_lists(self):
         """The token ids of each response as B lists: end-of-sequence token and observations
         included, padding not."""

@@ -16,6 +16,7 @@ mean something else.
 import re
 import sys
 from dataclasses import dataclass, replace
+from importlib import import_module
 
 import torch
 
@@ -200,7 +201,10 @@ def hinted(settings, task, tokenizer, batch):
                 for problem, answer in zip(batch.problems, answers)]                # B
     prompts = {problem: hinted_prompt(settings, task, tokenizer, problem)
                for problem in {*problems}}
-    return batch.rollout.after([prompts[problem] for problem in problems], tokenizer)
+    plain = import_module("rollout")             # transformers: --help does not wait for it
+    ids, mask = plain.left_pad([prompts[problem] for problem in problems],
+                               plain.pad_token(tokenizer), batch.rollout.mask.device)   # [B, P]
+    return replace(batch.rollout, prompt_ids=ids, prompt_mask=mask, prefix=0, forced_routes=None)
 
 
 def hinted_prompt(settings, task, tokenizer, problem):
