@@ -17,13 +17,12 @@ from collections import Counter
 from collections.abc import Mapping, Set
 
 from plumbing.data.datafiles import as_messages
-from plumbing.data.reward_functions import (LARGEST_REWARD, RewardFunction, describe, final_answer,
-                                            is_number, load_function)
+from plumbing.data.reward_functions import (BATCH_PARAMETERS, LARGEST_REWARD, RewardFunction,
+                                            describe, final_answer, is_number, load_function)
 from plumbing.parallel.event_loop import run_async
 from plumbing.refusal import Refusal
 from plumbing.users_code import UsersCode
 
-BATCH_PARAMETERS = {"completions", "completion_ids"}         # a parameter that asks for a batch
 NOT_COLUMNS = ("prompts", "completions", "completion_ids")   # other names are columns of the data
 
 

@@ -138,9 +138,10 @@ class RewardFunction:
         for p in problems:
             self.components(p.answer, p.answer, p.row)
         if self.errors.total() == len(problems):
+            advice = ("is --verifier_timeout long enough?" if self.errors["timeout"] else
+                      "return 0 for an answer that it cannot read")
             raise Refusal(f"--verifier {self.first_error}: it fails on each of the first "
-                          f"{len(problems)} reference answers; return 0 for an answer that it "
-                          "cannot read; is --verifier_timeout long enough?")
+                          f"{len(problems)} reference answers; {advice}")
         self.errors.clear()
         self.first_error = None
         return self.names
@@ -231,6 +232,7 @@ def in_parallel(call, *arguments):
 
 # ------------------------------------------------------------------------ inside the worker process
 
+BATCH_PARAMETERS = {"completions", "completion_ids"}         # a parameter that asks for a batch
 NEED_ROW = {"problem", "data_source", "extra_info"}          # parameters that take it, or a part
 RESPONSES = {"response", "completion", "solution_str", "prediction", "output", "generation"}
 ANSWERS = {"answer", "gold", "ground_truth", "reference", "target", "expected", "label", "solution"}
@@ -373,6 +375,30 @@ def find_names(signature):
     return found if one_each and required <= {*found, *NEED_ROW} else None
 
 
+def check_parameters(signature):
+    """Raise TypeError for a function that cannot be called by position."""
+    try:
+        signature.bind("", "", **dict.fromkeys(NEED_ROW.intersection(signature.parameters)))
+    except TypeError as error:
+        raise TypeError(f"{error}; a reward function takes (response, answer), and the row as "
+                        "problem, or the completions of a batch") from None
+
+
+def awaited(function):
+    """A function that may be async as one that is not. Its calls share an event loop."""
+    loops = []
+
+    def call(*inputs, **named):
+        result = function(*inputs, **named)
+        if inspect.isawaitable(result):
+            import asyncio                                   # which others do not wait for
+            if not loops:
+                loops.append(asyncio.new_event_loop())
+            result = loops[0].run_until_complete(result)
+        return result
+    return call
+
+
 def bind_row(function, names, by_name):
     """A user's function, whose parameters have these names, as a function of (response, answer,
     row). by_name: those of response and answer, or None."""
@@ -466,6 +492,8 @@ def run_worker(verifier, time_limit):
         signature = inspect.signature(function)
         names = list(signature.parameters)
         by_name = find_names(signature)
+        if not (by_name or BATCH_PARAMETERS.intersection(names)):
+            check_parameters(signature)
     except BaseException as error:                           # a user's file may call sys.exit()
         return reply(describe(error))
     if verifier == "math":
@@ -475,7 +503,7 @@ def run_worker(verifier, time_limit):
             resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     questions.readline()                                     # the first message, without a question
     reply([names, by_name])
-    function = bind_row(function, names, by_name)
+    function = bind_row(awaited(function), names, by_name)
     for line in questions:
         response, answer, row = json.loads(line)
         try:

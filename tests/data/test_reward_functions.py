@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from plumbing.data.reward_functions import RewardFunction
+from plumbing.refusal import Refusal
 from tiny_run import slow, write
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -95,6 +96,26 @@ def test_response_and_answer_are_given_by_name_or_the_call_by_position_is_shown(
     assert [check("7", "8", {}), check("8", "7", {})] == [1, 0]
     said = capfd.readouterr().err
     assert said.count("check('7', '8')") == said.count("note: ") == noted
+
+
+@pytest.mark.parametrize("parameters", ["", "response", "prompt, response, answer",
+                                        "response, answer, row", "a, b, *, problem, more"])
+def test_a_function_that_cannot_be_called_is_refused_with_what_it_would_get(parameters, own):
+    with pytest.raises(Refusal, match=r"does not load: TypeError: .*; a reward function takes "
+                                      r"\(response, answer\), and the row as problem"):
+        own(f"def check({parameters}):\n    return 1.0\n")
+
+
+def test_a_function_of_one_response_may_be_async(own):
+    """With a lock that one call makes and the next one uses, in the same event loop."""
+    check = own("import asyncio\nlock = None\n"
+                "async def check(response, answer):\n    global lock\n"
+                "    lock = lock or asyncio.Queue(1)\n"
+                "    await asyncio.gather(lock.put(response), lock.get())\n"
+                "    return float(response == answer)\n")
+    assert [check("7", "7"), check("8", "7")] == [1.0, 0.0] and not check.errors
+    check = own("async def check(solution_str, ground_truth):\n    return {'score': 0.5}\n")
+    assert check("7", "7") == 0.5
 
 
 def test_a_users_function_may_give_any_finite_number(own, capfd):

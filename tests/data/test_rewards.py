@@ -219,7 +219,8 @@ BATCH = "def reward(completions):\n    return {}\n"
 SLEEPS = "import time\ndef reward(response, answer):\n    time.sleep(5)\n    return 1.0\n"
 BEFORE = [                                                   # what mine.py holds, flags, the line
     ("def reward(response, answer):\n    return response.split('<answer>')[1] == answer\n", "",
-     "mine.py:reward: raised IndexError.*each of the first 8 reference answers"),
+     "mine.py:reward: raised IndexError.*each of the first 8 reference answers; return 0 for an "
+     "answer that it cannot read\n"),
     ("def reward(response, answer):\n    return 1.0\n", "--verifier mine.py:reward mine.py:reward",
      "two components of the reward have the same name"),
     ("", "--verifier exact --reward_weights 1 2",
@@ -370,7 +371,7 @@ def test_a_function_of_a_batch_has_no_time_limit_and_one_of_a_response_has(task,
     ("reward = lambda completions: []", True),
     ("def reward(response, answer): pass\nreward = lambda completions: []", True),
     ("def reward(completions): pass\nreward = lambda response, answer: 1", False),
-    ("reward = len", False),
+    ("reward = divmod", False),
     ("from other import reward", True)])
 def test_completions_in_the_signature_make_it_a_function_of_the_batch(source, batched, tmp_path,
                                                                       monkeypatch):
