@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
+from torch import nn
 
 from ratios import check_per_token, token_log_ratio, turn_numbers
 
@@ -401,7 +402,37 @@ def check_row(name):
     return row
 
 
-# --------------------------------------------------------------------------- groups and rounding
+# --------------------------------------------------------------------------------- the critic
+
+class ValueHead(nn.Module):
+    """PPO's critic: a linear layer on the hidden states that predict the response tokens,
+    [B, T, D] -> values [B, T]."""
+
+    def __init__(self, hidden_size):
+        super().__init__()
+        self.linear = nn.Linear(hidden_size, 1)
+        for parameter in self.parameters():
+            nn.init.zeros_(parameter)
+
+    def forward(self, hidden):
+        return self.linear(hidden.to(self.linear.weight.dtype)).squeeze(-1).float()  # [B, T]
+
+
+def value_loss(values, old_values, returns, mask, weights=None, clip=0.2):
+    """The critic's squared error with PPO's clip, ½ max((V - R)², (V_old + clip(V - V_old) - R)²).
+
+    weights [B, T]: sum the errors weighted by these (losses.token_weights of the mini-batch);
+    None: average over the loss tokens."""
+    check_per_token(mask, values=values, old_values=old_values, returns=returns, weights=weights)
+    values = values.masked_fill(~mask, 0.0)                                      # [B, T]
+    old_values = old_values.detach().masked_fill(~mask, 0.0)                     # [B, T]
+    returns = returns.detach().masked_fill(~mask, 0.0)                           # [B, T]
+    clipped = old_values + (values - old_values).clamp(-clip, clip)              # [B, T]
+    error = torch.max((values - returns).square(), (clipped - returns).square()) / 2
+    if weights is None:
+        weights = mask / mask.sum().clamp(min=1)                                 # [B, T]
+    return (weights.masked_fill(~mask, 0.0) * error).sum()
+
 
 def has_signal(rewards, group_size):
     """Which groups contain different rewards, [prompts] bool. DAPO (2503.14476 eq. 11) keeps only
@@ -420,6 +451,13 @@ def groups_with_signal(name, rewards, group_size, scale="group", **inputs):
         return has_signal(rewards, group_size)                                   # [prompts]
     advantages = estimate_advantages(name, rewards, group_size, scale, **inputs)  # [B] or [B, T]
     return advantages.reshape(len(rewards) // group_size, -1).ne(0).any(-1)      # [prompts]
+
+
+def not_all_correct(rewards, group_size, correct=1.0):
+    """Which groups contain a reward below `correct`, [prompts] bool. SRPO (2504.14286) keeps only
+    these groups. NaN (a response without this reward) counts as not correct."""
+    groups = check_rewards(rewards.nan_to_num(nan=0.0)).view(-1, group_size)     # [prompts, G]
+    return groups.amin(-1) < correct                                             # [prompts]
 
 
 def overlong_penalty(lengths, max_length, cache):

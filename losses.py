@@ -237,7 +237,8 @@ def policy_loss(name, logp, old_logp, advantages, mask, *, epsilon=None, epsilon
                      responses; None: these responses are the whole mini-batch (some reductions
                      then need group_size or max_length)
     router_shift     [B, T] RSPO's γ̃ (routes.router_shift), multiplied into w before the clip
-    factors          [B, T] constants that multiply the clipped surrogate, as mismatch_weight
+    factors          [B, T] constants that multiply the clipped surrogate (mismatch_weight,
+                     high_entropy_mask)
 
     stats, 0-dim tensors named in STATISTICS: clip_low and clip_high, the shares of loss tokens
     whose gradient was removed below and above the clip range (off_policy_mask counts as low,
@@ -431,6 +432,19 @@ def mismatch_mask(old_logp, sampler_logp, mask, level, low, high):
     if level == "outlier":
         kept = (kept | ~mask).all(-1, keepdim=True)                              # [B, 1]
     return mask & kept                                                           # [B, T]
+
+
+def high_entropy_mask(entropy, mask, quantile):
+    """The 80/20 rule (2506.01939): the loss tokens whose entropy is at or above this quantile,
+    [B, T] bool. It is passed to policy_loss in `factors`, so that the denominators of
+    the averages still count all loss tokens."""
+    if not mask.any():                                       # all responses are masked
+        return mask                                                              # [B, T]
+    ordered = entropy[mask].sort().values                                        # [N]
+    rank = quantile * (len(ordered) - 1)     # torch.quantile refuses more than 2^24 values
+    below = ordered[math.floor(rank)]                                            # []
+    above = ordered[math.ceil(rank)]                                             # []
+    return mask & (entropy >= torch.lerp(below, above, rank % 1))                # [B, T]
 
 
 def has_pull(row):

@@ -1,6 +1,7 @@
 """The critic of PPO (1707.06347): a value head on the policy, trained on the returns of GAE.
 
-It is there wherever the --advantage reads "values": `gae`, or a user's row. advantages.py has GAE.
+It is there wherever the --advantage reads "values": `gae`, or a user's row. advantages.py has
+the head (ValueHead), GAE and the clipped loss (value_loss).
 
 --critic_warmup gives it a head start, because advantages are no better than its values: the policy
 stays as it is, and so do AdamW's moments of it. One optimizer trains both: its rate is
@@ -10,12 +11,8 @@ critic has an optimizer of its own, and its trainer.critic_warmup counts one bat
 
 from dataclasses import dataclass
 
-import torch
-from torch import nn
-
-from advantages import ADVANTAGES, gae, place_rewards
+from advantages import ADVANTAGES, ValueHead, gae, place_rewards, value_loss
 from features.feature import Feature, flag, refuse
-from ratios import check_per_token
 
 COEF = 0.5        # weight of the critic's loss, as in PPO2 and TRL's PPO
 
@@ -73,30 +70,3 @@ class Critic(Feature):
         _, returns = gae(rewards, values, mask, lam=self.lam)                       # [B, T]
         loss = value_loss(scores.values, values, returns, mask, per_token)
         return {"value_loss": COEF * loss}
-
-
-class ValueHead(nn.Module):
-    """PPO's critic: a linear layer on the hidden states that predict the response tokens,
-    [B, T, D] -> values [B, T]."""
-
-    def __init__(self, hidden_size):
-        super().__init__()
-        self.linear = nn.Linear(hidden_size, 1)
-        for parameter in self.parameters():
-            nn.init.zeros_(parameter)
-
-    def forward(self, hidden):
-        return self.linear(hidden.to(self.linear.weight.dtype)).squeeze(-1).float()  # [B, T]
-
-
-def value_loss(values, old_values, returns, mask, weights, clip=0.2):
-    """The critic's squared error with PPO's clip, ½ max((V - R)², (V_old + clip(V - V_old) - R)²).
-
-    weights [B, T]: of the errors in their sum."""
-    check_per_token(mask, values=values, old_values=old_values, returns=returns, weights=weights)
-    values = values.masked_fill(~mask, 0.0)                                      # [B, T]
-    old_values = old_values.detach().masked_fill(~mask, 0.0)                     # [B, T]
-    returns = returns.detach().masked_fill(~mask, 0.0)                           # [B, T]
-    clipped = old_values + (values - old_values).clamp(-clip, clip)              # [B, T]
-    error = torch.max((values - returns).square(), (clipped - returns).square()) / 2
-    return (weights.masked_fill(~mask, 0.0) * error).sum()

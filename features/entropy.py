@@ -4,12 +4,10 @@ The bonus is the mean over loss tokens of the policy's entropy (A3C 1602.01783).
 leaves out the tokens below a quantile of the rollout batch (2506.01939, "beyond the 80/20 rule").
 """
 
-import math
 from dataclasses import dataclass
 
-import torch
-
 from features.feature import Feature, flag
+from losses import high_entropy_mask
 
 
 @dataclass(frozen=True)
@@ -45,16 +43,3 @@ class Entropy(Feature):
     def loss(self, micro, scores, mini):
         per_token = micro.rollout.mask / mini.rollout.mask.sum().clamp(min=1)       # [B, T]
         return {"entropy_loss": -self.coef * (per_token * scores.entropy).sum()}
-
-
-def high_entropy_mask(entropy, mask, quantile):
-    """The 80/20 rule (2506.01939): the loss tokens whose entropy is at or above this quantile,
-    [B, T] bool. It scales the surrogate, so that the denominators of the averages still count all
-    loss tokens."""
-    if not mask.any():                                       # all responses are masked
-        return mask                                                              # [B, T]
-    ordered = entropy[mask].sort().values                                        # [N]
-    rank = quantile * (len(ordered) - 1)     # torch.quantile refuses more than 2^24 values
-    below = ordered[math.floor(rank)]                                            # []
-    above = ordered[math.ceil(rank)]                                             # []
-    return mask & (entropy >= torch.lerp(below, above, rank % 1))                # [B, T]

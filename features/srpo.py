@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from advantages import check_rewards
+from advantages import not_all_correct
 from features.feature import Feature, flag, refuse
 from plumbing.data.stream import PromptStream
 from plumbing.refusal import Refusal
@@ -89,13 +89,6 @@ class SRPO(Feature):
 def resamples(settings):
     """Whether prompts with only right responses are left out at the end of an epoch."""
     return settings.algorithm == "srpo"
-
-
-def not_all_correct(rewards, group_size):
-    """Which groups contain a reward below 1, [prompts] bool. SRPO (2504.14286) keeps only
-    these groups. NaN (a response without this reward) counts as not correct."""
-    groups = check_rewards(rewards.nan_to_num(nan=0.0)).view(-1, group_size)     # [prompts, G]
-    return groups.amin(-1) < 1                                             # [prompts]
 
 
 class Stages(PromptStream):

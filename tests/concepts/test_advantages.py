@@ -8,11 +8,10 @@ import statistics
 import pytest
 import torch
 
-from advantages import (ADVANTAGES, INPUTS, LARGEST_REWARD, Advantage, estimate_advantages, gae,
-                        gdpo, group_advantages, has_signal, leave_one_out, leave_one_out_std,
-                        overlong_penalty, reinforce_plus_plus, whiten)
-from features.critic import ValueHead, value_loss
-from features.srpo import not_all_correct
+from advantages import (ADVANTAGES, INPUTS, LARGEST_REWARD, Advantage, ValueHead,
+                        estimate_advantages, gae, gdpo, group_advantages, has_signal,
+                        leave_one_out, leave_one_out_std, not_all_correct, overlong_penalty,
+                        reinforce_plus_plus, value_loss, whiten)
 import reference
 from plumbing.data import reward_functions
 from reference import Response, at_the_end, clip, gradient, mean, penalized
@@ -305,17 +304,15 @@ def test_the_value_head_begins_at_0_and_computes_in_float32():
 
 
 def value_case():
-    """values, old values, returns, mask and the weights of a mean over its tokens; outside the mask
-    stand absurd numbers."""
+    """values, old values and returns; outside the mask of the latter stand absurd numbers."""
     mask, values = ragged_mask(), draw(4, 8, seed=4)
     old = (values + 0.3 * draw(4, 8, seed=5)).masked_fill(~mask, math.nan)
-    returns = draw(4, 8, seed=6).masked_fill(~mask, 1e30)
-    return values, old, returns, mask, mask / mask.sum()
+    return values, old, draw(4, 8, seed=6).masked_fill(~mask, 1e30), mask
 
 
 def test_value_loss_and_its_gradient_are_ppos():
-    values, old, returns, mask, weights = value_case()
-    loss = value_loss(values.requires_grad_(), old, returns, mask, weights, clip=0.2)
+    values, old, returns, mask = value_case()
+    loss = value_loss(values.requires_grad_(), old, returns, mask, clip=0.2)
     got, = torch.autograd.grad(loss, values)
     total, clipped = 0.0, 0
     for i, m in enumerate(mask):
@@ -335,7 +332,8 @@ def test_value_loss_and_its_gradient_are_ppos():
 
 def test_value_loss_does_not_depend_on_micro_batches():
     case = value_case()
-    parts = [value_loss(*(x[i:i + 1] for x in case)) for i in range(4)]
+    weights = case[3] / case[3].sum()
+    parts = [value_loss(*(x[i:i + 1] for x in case), weights[i:i + 1]) for i in range(4)]
     torch.testing.assert_close(sum(parts), value_loss(*case))
 
 
@@ -362,7 +360,7 @@ REFUSED = [
     (lambda: reinforce_plus_plus(REWARDS, MASK.float()), r"mask is torch.float32 \[6, 3\]"),
     (lambda: gae(REWARDS, ZEROS[:, :2], MASK), r"values is \[6, 2\] but mask is \[6, 3\]"),
     (lambda: gae(REWARDS[:5], ZEROS, MASK), r"rewards is \[5\] but mask is \[6, 3\]"),
-    (lambda: value_loss(ZEROS, ZEROS, ZEROS[:, :2], MASK, ZEROS), r"returns is \[6, 2\]"),
+    (lambda: value_loss(ZEROS, ZEROS, ZEROS[:, :2], MASK), r"returns is \[6, 2\]"),
     (lambda: overlong_penalty(torch.tensor([5]), 20, 30), "cache is 30, max_length is 20"),
     (lambda: estimate_advantages("gae", REWARDS, 2),
      "advantage gae reads values, mask, which is missing")]

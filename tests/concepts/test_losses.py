@@ -9,9 +9,8 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from features.entropy import high_entropy_mask
-from losses import (OBJECTIVES, STATISTICS, combine_stats, has_pull, kl_penalty, mismatch_mask,
-                    mismatch_weight, policy_loss, token_weights, with_options)
+from losses import (OBJECTIVES, STATISTICS, combine_stats, has_pull, high_entropy_mask, kl_penalty,
+                    mismatch_mask, mismatch_weight, policy_loss, token_weights, with_options)
 from reference import (BATCHES, G, L_MAX, PAPERS, Batch, clip, objective, only, ragged, responses,
                        weight)
 

@@ -15,9 +15,8 @@ import pytest
 import torch
 
 import reference
-from features.entropy import high_entropy_mask
 from features.mismatch import mismatch_correction
-from losses import kl_penalty, policy_loss, token_weights
+from losses import high_entropy_mask, kl_penalty, policy_loss, token_weights
 from reference import L_MAX
 from session.arguments import ALGORITHMS, parse
 
