@@ -133,13 +133,21 @@ for name in SEVEN:
           f"{kept.min():7.3f} to {kept.max():.3f}")
 
 %% text
-The tokens of one group under each objective, a row per response, good responses first. Blue and
-red: weight above and below 1; black: removed. GSPO removes whole responses, GRPO and GMPO single
-tokens, DPPO and IPO tokens whose probability itself has changed.
+Responses under each objective, a row each: good ones above the line, bad ones below, of both up to
+three that GSPO removes and three that it keeps, those with the token that moved most. Blue and red:
+weight above and below 1; black: removed. GSPO removes whole responses, GRPO and GMPO single tokens,
+DPPO and IPO tokens whose probability itself has changed.
 
 %% code
-rows = torch.arange(group * G, group * G + G)
-rows = rows[A[rows].argsort(descending=True)]
+farthest = w.masked_fill(~mask, 1).log().abs().amax(-1)                         # [B]
+different = {(row // G, text): row for row, text in enumerate(texts)}.values()
+rows = []
+for sign in (1, -1):
+    for kept in (False, True):
+        some = [row for row in different if A[row] * sign > 0
+                and bool(weights["gspo"][row, 0] != 0) == kept]
+        rows += sorted(some, key=lambda row: -farthest[row])[:3]
+rows = torch.tensor(rows)
 longest = int(lengths[rows].max())
 figure, axes = plt.subplots(len(SEVEN) + 1, 1, figsize=(9, 11), sharex=True)
 shown = [("w itself", w.masked_fill(~mask, torch.nan)), *weights.items()]
@@ -151,7 +159,8 @@ for axis, (name, values) in zip(axes, shown):
         axis.add_patch(plt.Rectangle((x - 0.5, y - 0.5), 1, 1, color="black"))
     good = int((A[rows] > 0).sum())
     axis.axhline(good - 0.5, color="black", linewidth=1)
-    axis.set(yticks=[(good - 1) / 2, (good + G - 1) / 2], yticklabels=["A > 0", "A < 0"])
+    axis.set(yticks=[(good - 1) / 2, (good + len(rows) - 1) / 2],
+             yticklabels=["A > 0", "A < 0"])
     axis.set_title(name, loc="left", fontsize=10)
 axes[-1].set_xlabel("token")
 figure.colorbar(image, ax=axes, label="weight of the token", shrink=0.4)
@@ -183,7 +192,7 @@ figure.supylabel("weight")
 plt.show()
 
 %% text
-## The constants, as sliders
+## The constants, from a hundredth to a hundred times
 
 Each objective has one constant that says how far is too far. Here it is multiplied by 0.01 to 100:
 both ends of the clip range; for `cispo`, whose lower end is off, the upper one; for `sapo` its
