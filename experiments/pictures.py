@@ -206,20 +206,19 @@ def regimes(asked, rows, runs):
 def variance(question, verdict, points):
     """Var[log s] / Var[log w] against 1/L. points: {model: [(1/L, factor)]}. The line: 1/L, as for
     tokens that move independently of each other."""
-    figure, axes = style.panels(1, 1, width=6.2, height=3.9)
+    figure, axes = style.panels(1, 1, width=5.4, height=4)
     for colour, (model, pairs) in zip(style.COLOURS, points.items()):
         axes.plot(*zip(*pairs), "o", color=colour, markersize=3, label=model)
         for x, y in pairs:
             if y > 1:                                # its mean 1/L tells how many: two or three
-                axes.annotate("a few of its 128 responses of 259\ntokens ended after the first: "
-                              "there\nlog s is one log w", (x, y), fontsize=7,
-                              textcoords="offset points", xytext=(6, -8))
+                axes.annotate("two or three of 128 responses\nended after one token", (x, y),
+                              fontsize=9, textcoords="offset points", xytext=(8, -8))
     ends = [x for pairs in points.values() for x, _ in pairs]
     axes.plot([min(ends), max(ends)], [min(ends), max(ends)], color=style.BLACK, linewidth=.8,
               label="1 / L: independent tokens")
     axes.set(xscale="log", yscale="log")
     style.label(axes, "", "mean of 1 / L", "Var[log s] / Var[log w]")
-    axes.legend(fontsize=8)
+    axes.legend(loc="upper left")
     title(figure, question, verdict)
     return save(figure, "variance")
 

@@ -36,23 +36,22 @@ why-3e-4)). GRPO clips {mean clipped: GRPO's share}.
 default run is {versus_trl} times as fast as TRL's
 """,
 "docs/lesson.md": """
-it ends below GRPO, by {steps: GSPO at 0.0004 × 4} in pass@1, and the wide range
+the paper's range ends below GRPO, by {steps: GSPO at 0.0004 × 4} in pass@1, and the wide range
 (0.03 / 0.04) is level, {steps: GSPO wide at 0.0004 × 4}. With
 
-wide range is ahead by {lags: wide against GRPO at staleness 8}.
 
 differs from GRPO's by {offpolicy: the paper's range against GRPO} with the paper's range and
-{offpolicy: wide against GRPO} with the wide one ({seeds offpolicy: wide against GRPO} seeds,
+{offpolicy: wide against GRPO} with the wide one ({seeds offpolicy: wide against GRPO} seeds;
 
-drops about as much, by {offpolicy: the same share: wide against narrow GRPO}, and of GRPO's token
-weights with whole responses dropped by s, by {offpolicy: the weight: wide against dropped by s}.
-But by Holm's correction both have p {holm offpolicy: the same share: wide against narrow GRPO},
-and without a clip GSPO is behind, {offpolicy: without a clip: GSPO against GRPO}.
+In the first by {offpolicy: the same share: wide against narrow GRPO}, in the second by {offpolicy:
+the weight: wide against dropped by s}; but corrected for the number of comparisons (Holm) both have
+p {holm offpolicy: the same share: wide against narrow GRPO}. Without a clip it is behind,
+{offpolicy: without a clip: GSPO against GRPO}.
 
 all mini-batches {percent neighbours: GSPO: own} of those outside have moved in their own direction,
 {percent neighbours: GSPO: own_right} of the right ones and {percent neighbours: GSPO: own_wrong} of
-the wrong. Dealt out anew it is {percent neighbours: GSPO: own_permuted}: {neighbours: GSPO: own
-direction minus permuted} (`neighbours`
+the wrong. Shuffled it is {percent neighbours: GSPO: own_permuted}, a difference of {neighbours:
+GSPO: own direction minus permuted} (`neighbours`
 
 an advantage per turn: {turns: GSPO wide: more games won at the end} with the wide range,
 {turns: GSPO: more games won at the end} with the paper's
@@ -62,7 +61,7 @@ last ten.
 
 from **batch B**, {lesson responses} responses
 
-log w has a standard deviation of {lesson A std w}, log s one of {lesson clip std}. Which is nearer
+log w has a standard deviation of {lesson A std w}, log s one of {lesson clip std}. Most
 
 w: its median distance from 1 is {lesson median w}, that of s {lesson median s}. Log
 
@@ -78,13 +77,13 @@ In run A v is {lesson v} before mini-batch 4, −v/2 = {lesson half v}, and the 
 run A v was {lesson v low} to {lesson v high}: measure
 
 {lesson outside} are outside, and {lesson own} of these are on their own side ({lesson chance} with
-the advantages dealt out anew): {lesson above right} of those above are right responses, {lesson
-below wrong} of those below are wrong ones. So {lesson outside} · {lesson own} = {lesson clipped} of
-the {lesson dots} responses
+the advantages shuffled among the responses): {lesson above right} of those above are right
+responses, {lesson below wrong} of those below are wrong ones. So {lesson
+outside} · {lesson own} = {lesson clipped} of the {lesson dots} responses
 
-mini-batches 2 to 4? In run A it is {lesson later outside}.
+half of those outside? In run A it is {lesson later outside}.
 
-on their own side, {lesson paper low} to {lesson paper high} are outside.
+20% / ¾ = {lesson paper low}, and 40% / ½ = {lesson paper high}.
 
 | clipped | 20 to 40% | {lesson later clipped} |
 
@@ -93,7 +92,7 @@ on their own side, {lesson paper low} to {lesson paper high} are outside.
 standard deviations of a normal log s | {lesson paper sigma high} to {lesson paper sigma low} |
 {lesson normal} |
 
-| unknown | median 1/{lesson sigma}, 1/{lesson sigma high} to 1/{lesson sigma low} |
+1/{lesson sigma} of a standard deviation (median; 1/{lesson sigma high} to 1/{lesson sigma low}),
 
 Now {lesson clips wide} of Â ≠ 0 are `clipped`, not {lesson clips as it is}, and `reward` is
 {lesson reward wide} against {lesson reward as it is} in

@@ -1,4 +1,4 @@
-"""docs/lesson.md is true: its code tour is traced, its exercises are solved.
+"""docs/lesson.md is true, its exercises are solved; the code tour of trace_batch.py is traced.
 python -m pytest tests/house/test_lesson.py
 
 What fails here is corrected by hand, in the page or in the patch in docs/exercises/:
@@ -20,12 +20,14 @@ import torch
 
 from documents import DOCUMENTS, PROGRAM, README, ROOT, blocks
 from tiny_run import SMALL, TINY, metrics, python, read_json, write
+import trace_batch
 from trace_batch import trace
 
 PAGE = DOCUMENTS["docs/lesson.md"]
+TOUR = trace_batch.__doc__
 # title, file, function, what of its result, shape
 STEPS = re.findall(r"^    (\S.*?) {2,}([\w/]+\.py) +([\w.]+)\(\)([\w.\[\]]*) {2,}(\[[^\]]*\]|\w+)$",
-                   PAGE, flags=re.M)
+                   TOUR, flags=re.M)
 
 
 def test_the_page_has_nine_questions_each_with_a_prediction_a_picture_and_a_line_to_change():
@@ -73,8 +75,8 @@ def test_a_plain_batch_walks_the_steps_in_their_order_and_figures_and_shapes_are
     wanted = {title: (file, function.split(".")[-1]) for title, file, function, *_ in STEPS}
     files, calls, from_train, names, returned = trace(["--plain"], [*wanted.values()])
     assert files <= 14 and calls <= 63 and from_train <= 19, names
-    assert f"pass through {files} files" in " ".join(PAGE.split())
-    sizes = {"Q": 4, "G": 4, "B": 16, "b": 8, "K": 1}
+    assert f"pass through {files} files" in " ".join(TOUR.split())
+    sizes = {"Q": 4, "G": 4, "B": 16, "b": 8, "R": 1}
     for title, _, _, part, shape in STEPS:
         result = returned[wanted[title]]
         if not shape.startswith("["):
@@ -135,20 +137,19 @@ def test_exercise_2_an_objective(tmp_path):
 
 
 def test_exercise_3_a_task(tmp_path, monkeypatch):
+    """The first digit alone earns 1 of the reward, a third of the repaired one."""
     code = solved(tmp_path, 3)
-    names = names_of(code, "reverse.py")
+    names = names_of(code, "repeat.py")
     for reward, given in (
-            (names.reward, {("7413", "7413"): 1, ("74", "7413"): .5, ("", "1"): 0,
-                            ("77777", "7413"): .2, ("0413", "7413"): .75}),
-            (names.repaired, {("7413", "7413"): 1, ("74", "7413"): .5, ("", "1"): 0,
-                              ("77777", "7413"): .2, ("0413", "7413"): 0})):
+            (names.reward, {("314", "314"): 1, ("3", "314"): 1, ("", "314"): 0, ("34", "314"): .5,
+                            ("3141", "314"): .75}),
+            (names.repaired, {("314", "314"): 1, ("3", "314"): 1 / 3, ("", "314"): 0,
+                              ("34", "314"): 1 / 3, ("3141", "314"): .75})):
         assert {pair: reward(*pair) for pair in given} == given
     monkeypatch.chdir(code)
-    runpy.run_path("reverse.py", run_name="__main__")
-    rows = read_json(code / "reverse.jsonl")
-    assert all(row["prompt"][-2::-1] == row["answer"] for row in rows) and len(rows) > 200
-    twice = [names.reward(2 * row["answer"][0], row["answer"]) for row in rows]
-    assert f"{sum(twice) / len(twice):.2f}" in PAGE, "what the last digit, written twice, earns"
+    runpy.run_path("repeat.py", run_name="__main__")
+    rows = read_json(code / "repeat.jsonl")
+    assert len(rows) == 1000 and all(row["prompt"] == row["answer"] + "=" for row in rows)
 
 
 def test_exercise_1_lengths(tmp_path):
@@ -203,8 +204,8 @@ def test_a_concept_file_says_which_file_to_read_next():
 @pytest.mark.slow
 @pytest.mark.parametrize("number, flags", [
     (2, "--algorithm gspo_root"),
-    (3, "--model_name_or_path policy/checkpoints/step_1 --dataset_name reverse.jsonl "
-        "--verifier reverse.py:reward --max_completion_length 6")])
+    (3, "--model_name_or_path policy/checkpoints/step_1 --dataset_name repeat.jsonl "
+        "--verifier exact repeat.py:reward --reward_weights 0 1 --max_completion_length 6")])
 def test_the_solved_exercises_train(number, flags, cold_start, tmp_path):
     code = solved(tmp_path, number)
     (code / "runs").mkdir()
@@ -213,7 +214,7 @@ def test_the_solved_exercises_train(number, flags, cold_start, tmp_path):
     commands = [["train.py", *tiny, "--steps", "1", *flags.split(), "--output_dir", "run"]]
     if number == 3:
         policy = ["train.py", *TINY, "--steps", "1", "--output_dir", "policy"]
-        commands = [["reverse.py"], policy, *commands]
+        commands = [["repeat.py"], policy, *commands]
     for command in commands:
         python(*command, cwd=code)
     record, = metrics(code / "run")

@@ -3,7 +3,19 @@ distinct calls from one file into another. python tests/house/trace_batch.py [-v
 
 Counted with sys.setprofile while train.train() runs one batch of a tiny mixture of experts and
 writes its checkpoint, once the plain way (rollout.py) and once the fast one.
-tests/house/test_lesson.py compares with docs/lesson.md.
+tests/house/test_lesson.py compares with the table below.
+
+With `train.py --plain` a batch and its checkpoint pass through 14 files. B responses of T tokens, b
+in a mini-batch, R rewards:
+
+    π_old writes responses    rollout.py             Sampler.sample().response_ids   [B, T]
+    rewards                   plumbing/data/task.py  Task.reward_components()        [B, R]
+    log π_old                 rollout.py             response_logp().logp            [B, T]
+    advantages (GSPO eq. 6)   advantages.py          group_advantages()              [B]
+    sequence ratio (eq. 7)    ratios.py              sequence_ratio()                [b]
+    clip                      losses.py              token_surrogate()[0]            [b, T]
+    loss                      losses.py              policy_loss()[0]                []
+    a line of metrics.jsonl   session/metrics.py     batch_record()                  numbers
 """
 
 import contextlib
