@@ -30,6 +30,7 @@ sys.path[:0] = [str(ROOT / folder) for folder in ("", "experiments", "benchmarks
 
 from losses import OBJECTIVES                                                        # noqa: E402
 from intervals import in_words, smallest_seen                                        # noqa: E402
+from judging import place                                                            # noqa: E402
 from questions import FAMILIES, MAP, QUESTIONS                                       # noqa: E402
 from sentences import SENTENCES                                                      # noqa: E402
 from timing import table                                                             # noqa: E402
@@ -117,16 +118,9 @@ def limited(seeds):
 
 def regimes(numbers):
     """GSPO and GSPO wide against GRPO, by the spread of log s."""
-    rows = sorted((numbers[var]["mean"], where, spread(numbers[var]),
-                   *(interval(numbers[key], "{:+.3f}") if key else "–" for key in keys))
-                  for where, var, *keys in MAP if numbers[var]["mean"] is not None)
     return table(("where", "std of log s", "the paper's range − GRPO", "GSPO wide − GRPO"),
-                 *(row[1:] for row in rows))
-
-
-def spread(number):
-    """The standard deviation of log s of a number that is its variance."""
-    return f"{number['mean'] ** .5:.3f}"
+                 *((where, f"{std:.3f}", *(interval(of, "{:+.3f}") if of else "–" for of in both))
+                   for where, std, *both in place(MAP, numbers)))
 
 
 def probability(p):

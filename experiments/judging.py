@@ -272,6 +272,14 @@ def tabulate_league(question, runs):
     return rows
 
 
+def place(rows, numbers):
+    """[(where, std of log s, numbers of the other columns)] of rows of questions.MAP that have a
+    number, by the std. A column without a rule is None."""
+    found = [(where, math.sqrt(numbers[var]["mean"]), *(key and numbers[key] for key in keys))
+             for where, var, *keys in rows if numbers[var]["mean"] is not None]
+    return sorted(found, key=lambda row: row[1])
+
+
 # ------------------------------------------------------------------------------- as sentences
 
 def describe_rule(rule):

@@ -174,11 +174,11 @@ def regimes(asked, rows, runs):
     figure = style.pyplot().figure(figsize=(6.6, 6.8))
     above, below = figure.subfigures(2, 1, height_ratios=(4, 3))
     axes = above.subplots()
-    rows = sorted(rows, key=lambda row: -row[1])
+    rows = rows[::-1]
     for variant, column, shift, marker in (("GSPO", 2, .15, "o"), ("GSPO wide", 3, -.15, "s")):
         look = dict(color=VARIANTS[variant][0], marker=marker, markersize=4)
         for y, row in enumerate(rows):
-            if number := row[column]:
+            if (number := row[column]) and number["mean"] is not None:
                 axes.plot([number[key] for key in ("low", "mean", "high")], [y + shift] * 3, "-",
                           markevery=[1], **look)
         axes.plot([], [], "-", label=f"{variant} − GRPO", **look)

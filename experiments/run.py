@@ -365,13 +365,11 @@ def draw(name, question, runs):
 
 
 def place_on_map():
-    """[(where, std of log s, GSPO - GRPO, GSPO wide - GRPO)] of the rows of questions.MAP."""
+    """The rows of questions.MAP, judged here."""
     numbers = {f"{name}: {rule}": number for name in {key.split(":")[0] for _, key, *_ in MAP}
                for rule, number in judged(
                    QUESTIONS[name], current(QUESTIONS[name], read(name)))[0].items()}
-    return [(where, math.sqrt(numbers[var]["mean"]),
-             *(numbers[key] if key and numbers[key]["mean"] is not None else None for key in keys))
-            for where, var, *keys in MAP if numbers[var]["mean"] is not None]
+    return judging.place(MAP, numbers)
 
 
 def ask_by_holm(question, found):
