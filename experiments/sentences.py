@@ -148,9 +148,14 @@ GRPO's gradients are noise.* {percent neighbours: GSPO: own} of what leaves
 In `collapse` {mean collapse: GSPO collapses, MoE} of its runs
 """,
 "docs/evidence.md": """
-paper's range, by {turn_number: GSPO: the gain at 12 turns is larger than at 2} ({mean turn_number:
-GSPO: gain at 2 turns} to {mean turn_number: GSPO: gain at 12 turns}); for GSPO wide this is
-undecided.
+paper's range, by {turn_number: GSPO: the gain at 12 turns is larger than at 2};
+undecided for GSPO wide.
+
+(`ended`, {seeds ended: leave-one-out against turn_returns} seeds, best rates {chosen ended:
+leave-one-out} and {chosen ended: turn_returns}) `turn_leave_one_out` ends {ended: leave-one-out
+against turn_returns} from `turn_returns`, over the last 15 batches {ended: leave-one-out against
+turn_returns, last half of the batches} (undecided; {seen ended: leave-one-out against turn_returns}
+would be seen); `turn_returns` without the std {ended: not divided against turn_returns} (recorded)
 
 median |log s| is {clipped_who: GSPO: |log s| is larger} times as large with GSPO, {clipped_who:
 GSPO wide: |log s| is larger} with GSPO wide; their tokens are clipped {clipped_who: GRPO: clipped
