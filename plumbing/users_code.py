@@ -34,7 +34,7 @@ class UsersCode(ContextDecorator):
 
     def __exit__(self, error_type, error, trace):
         lost = [(module, name, value) for module, values in self.before if vars(module) != values
-                for name, value in values.items() if callable(value) and not vars(module)[name]]
+                for name, value in values.items() if callable(value) and not vars(module).get(name)]
         for one in lost:
             setattr(*one)
         with suppress(OSError):

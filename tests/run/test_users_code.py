@@ -85,6 +85,7 @@ def guard():
     for name in ("kill", "rename", "replace", "remove", "unlink", "mkdir", "chdir", "getcwd"):
         setattr(os, name, None)
     shutil.rmtree = subprocess.Popen = None
+    vars(shutil).pop("move", None)
 def whole(completions, **columns):
     whole.ran = getattr(whole, "ran", 0) + 1
     if whole.ran > 2:
