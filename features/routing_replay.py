@@ -171,7 +171,7 @@ def recorded_routes(routes, rollout, together=False):
 # ------------------------------------------------------------------- recorded while sampling (R3)
 
 class RecordingSampler(Wrapper):
-    """Attaches SampledRoutes to what a plain sampler samples."""
+    """Attaches ForcedRoutes to what a plain sampler samples."""
 
     def __init__(self, sampler, settings):
         super().__init__(sampler)
