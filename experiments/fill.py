@@ -103,7 +103,8 @@ def verdicts(found, decided):
         of = {rule: found["numbers"][f"{name}: {rule}"] for rule in question.deciding}
         rule = next((rule for rule in of if of[rule]["verdict"] == answer["verdict"]), [*of][0])
         p = answer["holm"]
-        more = ((in_words(answer["verdict"]) + f", p {probability(p)}" * (p is not None),)
+        alone = " by its interval alone" * (p is not None and p >= .05)
+        more = ((in_words(answer["verdict"]) + alone + f", p {probability(p)}" * (p is not None),)
                 if decided else (of[rule]["seeds"], limited(of[rule]["needed"])))
         rows.append((f"`{name}`", question.claim, interval(of[rule], question.rules[rule].form),
                      *more, f"{question.rates}, {question.asked}"))

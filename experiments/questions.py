@@ -1019,7 +1019,8 @@ QUESTIONS = {
 # The differences that README quotes. Each gets a p of "it is not 0", by Holm over them.
 README_RULES = (
     "steps: GSPO wide at 0.0004 × 4", "steps: GSPO at 0.0004 × 4",
-    "counting: GSPO wide is ahead of GRPO", "offpolicy: wide against GRPO",
+    "counting: GSPO wide is ahead of GRPO",
+    "turns: GSPO wide against GRPO, one advantage per response", "offpolicy: wide against GRPO",
     "offpolicy: the paper's range against GRPO",
     "epochs: GRPO: μ = 4 minus μ = 1", "lags: wide against GRPO at staleness 8",
     "dose: wide against GRPO, int3 trusted", "depth: GSPO against GRPO, 2.8e-4")

@@ -14,7 +14,8 @@ after} after it; pass@1, the share of right responses, goes from {mean default: 
 **{default: after}** (3 seeds).
 
 wide is level, {steps: GSPO wide at 0.0004 × 4}; the paper's range is below, {steps: GSPO at 0.0004
-× 4}. SmolLM2: wide {counting: GSPO wide is ahead of GRPO}.
+× 4}. SmolLM2: wide {counting: GSPO wide is ahead of GRPO}; in a game {turns: GSPO wide
+against GRPO, one advantage per response}.
 
 in later batches wide {offpolicy: wide against GRPO}, the paper's range {offpolicy: the paper's
 range against GRPO} ({seeds offpolicy: replay against none} seeds
@@ -25,7 +26,7 @@ minus μ = 1} seeds
 samples 8 batches old {lags: wide against GRPO at staleness 8}, an int3 sampler {dose: wide against
 GRPO, int3 trusted}.
 
-difference seen, {depth: GSPO against GRPO, 2.8e-4}.
+experts:** undecided, {depth: GSPO against GRPO, 2.8e-4}.
 
 CPU: pass@1 {mean smollm2: before} to {mean smollm2: after} in {mean smollm2: seconds} s
 
@@ -43,8 +44,8 @@ the paper's range ends below GRPO, by {steps: GSPO at 0.0004 × 4} in pass@1, an
 differs from GRPO's by {offpolicy: the paper's range against GRPO} with the paper's range and
 {offpolicy: wide against GRPO} with the wide one ({seeds offpolicy: wide against GRPO} seeds;
 
-In the first by {offpolicy: the same share: wide against narrow GRPO}, in the second by {offpolicy:
-the weight: wide against dropped by s}; but corrected for the number of comparisons (Holm) both have
+It is ahead of the first by {offpolicy: the same share: wide against narrow GRPO}, of the second
+by {offpolicy: the weight: wide against dropped by s}; but corrected for the number of comparisons (Holm) both have
 p {holm offpolicy: the same share: wide against narrow GRPO}. Without a clip it is behind,
 {offpolicy: without a clip: GSPO against GRPO}.
 
@@ -195,7 +196,7 @@ the paper's range {percent neighbours: GSPO: own} had moved in their own advanta
 before they were used, {percent neighbours: GSPO: own_permuted} if advantages were permuted
 (`neighbours`, {seeds neighbours: GSPO: own} seeds: {neighbours: GSPO: own direction minus
 permuted}); {percent neighbours: GSPO: own_right} of the right ones and {percent neighbours: GSPO:
-own_wrong} of the wrong, with wide {percent neighbours: GSPO wide: own}. Updates
+own_wrong} of the wrong, with wide {percent neighbours: GSPO wide: own}. Our
 
 64 prompts × 4 responses end {group: 64 × 4 against 8 × 32} from
 
