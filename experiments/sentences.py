@@ -46,8 +46,8 @@ differs from GRPO's by {offpolicy: the paper's range against GRPO} with the pape
 
 It is ahead of the first by {offpolicy: the same share: wide against narrow GRPO}, of the second
 by {offpolicy: the weight: wide against dropped by s}; but corrected for the number of comparisons
-(Holm) both have p {holm offpolicy: the same share: wide against narrow GRPO}. Without a clip it is behind,
-{offpolicy: without a clip: GSPO against GRPO}.
+(Holm) both have p {holm offpolicy: the same share: wide against narrow GRPO}.
+Without a clip it is behind, {offpolicy: without a clip: GSPO against GRPO}.
 
 all mini-batches {percent neighbours: GSPO: own} of those outside have moved in their own direction,
 {percent neighbours: GSPO: own_right} of the right ones and {percent neighbours: GSPO: own_wrong} of
