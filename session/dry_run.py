@@ -71,8 +71,8 @@ def transcript(batch, task, settings):
     lines = [f"prompt: {problem.prompt!r}",
              f"response, {int(rollout.mask[0].sum())} tokens: {rollout.texts[0]!r}",
              *map(str, rollout.games[:1]),
-             f"right: {problem.answer!r}; reward {batch.rewards[0]:g}"
-             f"{screen.format_components(parts)}",
+             f"its reward: {batch.rewards[0]:g}{screen.format_components(parts)}; the reference "
+             f"answer: {problem.answer!r}",
              f"first batch: pass rate {record['pass_rate']:.3f}, zero-variance groups "
              f"{record['zero_variance_groups']:.0%}, mean length {record['length']:.1f}, truncated "
              f"{record['truncated']:.0%}"]

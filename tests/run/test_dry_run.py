@@ -39,7 +39,7 @@ def test_a_dry_run_shows_the_first_batch_of_the_run(run, capsys):
     sample, _ = read_json("run/samples.jsonl")[0]["samples"]
     assert f"prompt: {sample['prompt']!r}\n" in said
     assert f" tokens: {sample['response']!r}\n" in said
-    assert f"reward {sample['reward']:g}\n" in said
+    assert f"its reward: {sample['reward']:g}; the reference answer: " in said
     assert (f"first batch: pass rate {first['pass_rate']:.3f}, zero-variance groups "
             f"{first['zero_variance_groups']:.0%}, mean length {first['length']:.1f}, ") in said
     summary = read_json("run/summary.json")
@@ -86,7 +86,7 @@ def test_a_config_gives_the_prompt_with_its_template_and_the_parts_of_a_reward(
     said = dry(capsys, "--config", "a.yaml", "--verifier", "mine.py:reward")
     assert re.search(r"\nfirst prompt, 6 tokens: '0\+\d\+\d='\n", said)
     assert re.search(r"\nprompt: '\d\+\d='\nresponse, \d tokens", said)
-    assert re.search(r"; reward 0.25 \(right 0, any 0.25\)\n", said)
+    assert re.search(r"its reward: 0.25 \(right 0, any 0.25\); the reference", said)
     assert "pass rate 0.000" in said and "note: No response is right; what helps:" in said
     assert "0 evaluations of" in said and "held-out prompts before training" not in said
 
