@@ -120,7 +120,8 @@ class TurnSampler(Wrapper):
             with environment.errors_in_one_line("its conversation", "template = False in the class "
                                                 "inserts observations as they stand"):
                 self.between = chat.read_turns(self.tokenizer, environment.role, **variables)
-                self.split = partial(chat.split_control_tokens, self.tokenizer)
+                self.split = partial(chat.split_control_tokens,
+                                     chat.control_tokens(self.tokenizer))
                 words = chat.changed_words(self.tokenizer, self.between, environment.role,
                                            **variables)
                 if words is not None:
@@ -415,10 +416,9 @@ class Environment:
             every = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
             names = {*parameters, *(problem.row if every else ())}
             return player.reset(**{name: row[name] for name in row if name in names})
+        calls = [partial(reset, *inputs) for inputs in zip(players, problems, seeds)]
         notes = [f"for the row {problem.row!r:.80}" for problem in problems]
-        replies = self.call_all("reset", map(partial(partial, reset), players, problems, seeds),
-                                notes)
-        return list(map(self.check_opening, replies, notes))
+        return list(map(self.check_opening, self.call_all("reset", calls, notes), notes))
 
     def check_opening(self, reply, note):
         match reply:

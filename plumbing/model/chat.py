@@ -86,11 +86,10 @@ def control_tokens(tokenizer):
     return re.compile("|".join(map(re.escape, texts)) or "(?!)")             # (?!) finds nothing
 
 
-def split_control_tokens(tokenizer, text):
+def split_control_tokens(special, text):
     """A text in pieces, each control token cut after its first character: the tokenizer reads it as
-    text then."""
-    anywhere = f"(?={control_tokens(tokenizer).pattern})"
-    places = [match.start() + 1 for match in re.finditer(anywhere, text)]
+    text then. special: the pattern of control_tokens."""
+    places = [match.start() + 1 for match in re.finditer(f"(?={special.pattern})", text)]
     return [text[i:j] for i, j in zip([0, *places], [*places, len(text)])]
 
 
