@@ -8,8 +8,6 @@ import shlex
 import socket
 import subprocess
 import sys
-import threading
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -18,6 +16,7 @@ from safetensors.torch import load_file
 
 import session.learner
 import train
+from chat_server import chat_server
 from plumbing.data.tasks import prepare_task
 from session.arguments import parse
 from tiny_run import SMALL, TINY, metrics, write
@@ -60,24 +59,13 @@ def server(monkeypatch):
     questions."""
     asked = []
 
-    class Chat(BaseHTTPRequestHandler):
-        def do_POST(self):
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            asked.append(body["messages"][0]["content"])
-            if "3" in asked[-1].split("Answer: ")[1].split("\n")[0]:
-                return self.send_error(500)
-            reply = json.dumps({"choices": [{"message": {"content": "I say 7."}}]}).encode()
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(reply)
-
-        def log_message(self, *words):
-            pass
-    server = HTTPServer(("127.0.0.1", 0), Chat)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    monkeypatch.setenv("JUDGE", f"http://127.0.0.1:{server.server_port}")
-    yield asked
-    server.shutdown()
+    def answer(messages):
+        asked.append(messages[0]["content"])
+        wrong = "3" in asked[-1].split("Answer: ")[1].split("\n")[0]
+        return None if wrong else "I say 7."
+    with chat_server(answer) as address:
+        monkeypatch.setenv("JUDGE", address)
+        yield asked
 
 
 SHORT = [*SMALL, "--max_completion_length", "4"]

@@ -1,20 +1,19 @@
 """The adapters of recipes/adapters.py, in runs whose turns a script writes.
 python -m pytest tests/features/test_adapters.py"""
 
-import json
 import re
 import shlex
 import subprocess
 import sys
 import threading
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
 import models
 import train
+from chat_server import chat_server
 from plumbing.data.reward_functions import load_function
 from tiny_run import jsonl, read_json, write
 
@@ -172,31 +171,16 @@ def examiners(monkeypatch):
     busy = [0]
     lock = threading.Lock()
 
-    class Chat(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_POST(self):
-            messages = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["messages"]
-            with lock:
-                busy.append(busy[-1] + 1)
-            time.sleep(0.05)
-            with lock:
-                busy.append(busy[-1] - 1)
-            words = "Why?" if len(messages) == 2 else "RIGHT"
-            reply = json.dumps({"choices": [{"message": {"content": words}}]}).encode()
-            self.send_response(200)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(reply)))
-            self.end_headers()
-            self.wfile.write(reply)
-
-        def log_message(self, *words):
-            pass
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Chat)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    monkeypatch.setenv("JUDGE", f"http://127.0.0.1:{server.server_port}")
-    yield busy
-    server.shutdown()
+    def answer(messages):
+        with lock:
+            busy.append(busy[-1] + 1)
+        time.sleep(0.05)
+        with lock:
+            busy.append(busy[-1] - 1)
+        return "Why?" if len(messages) == 2 else "RIGHT"
+    with chat_server(answer) as address:
+        monkeypatch.setenv("JUDGE", address)
+        yield busy
 
 
 def test_the_examiners_of_a_batch_share_a_client_and_its_slots(games, examiners):

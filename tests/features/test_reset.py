@@ -51,7 +51,8 @@ def gradients(score, model, rollout):
 
 
 @pytest.mark.parametrize("long", [False, True], ids=["packed", "shared prompts"])
-def test_openings_that_differ_within_a_group_are_read_and_scored_as_they_are(long, environment):  # noqa: F811
+def test_openings_that_differ_within_a_group_are_read_and_scored_as_they_are(
+        long, environment):  # noqa: F811
     """Three samplers draw the same; plain and fast scores and gradients agree, of the batch and of
     parts of it; each response has its own prompt."""
     opens = environment(OPENS)
@@ -84,7 +85,8 @@ def test_openings_that_differ_within_a_group_are_read_and_scored_as_they_are(lon
     torch.testing.assert_close(plain[0], fast_one.sampler_logp, atol=1e-5, rtol=1e-5)
 
 
-def test_the_groups_of_equal_openings_share_their_prompts_as_those_without(environment, calls):  # noqa: F811
+def test_the_groups_of_equal_openings_share_their_prompts_as_those_without(
+        environment, calls):  # noqa: F811
     opens = environment(OPENS)
     opens.kind.texts = ["a"] * 4 + [None] * 4
     seen = calls(fast, "fast_sample")
