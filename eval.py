@@ -153,7 +153,7 @@ def held_out(settings, learner, task):
     with gathered(actor) as policy, autocast(actor.policy.device, dtype):
         sampler = make_sampler(settings, policy, learner.tokenizer, task)
         return {kind: evaluate(sampler, task, task.test[:settings.eval_prompts],
-                               settings.eval_samples, temperature)
+                               settings.eval_samples, temperature, settings.seed)
                 for kind, temperature in (("sampled", settings.temperature), ("greedy", 0.0))}
 
 

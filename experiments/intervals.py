@@ -75,6 +75,19 @@ def decide(values, supported, contradicted=None, nothing=0, least=8):
     return Verdict(undecided, min(yes, no))
 
 
+def compare(values, level, least=8, smallest=.01):
+    """Which of two variants is ahead, from one difference per seed: "ahead" or "behind" if the
+    interval of the mean leaves 0 and the mean is at least `smallest` from it; "level" if the
+    interval lies within ±level; else undecided."""
+    values = list(values)
+    middle, low, high = interval(values)
+    if len(values) >= least and low * high > 0 and abs(middle) >= smallest:
+        return Verdict("ahead" if middle > 0 else "behind", p_zero(values))
+    if len(values) >= least and -level <= low and high <= level:
+        return Verdict("level", p_within(values, (-level, level)))
+    return Verdict(f"undecided ({len(values)} seeds)", p_zero(values))
+
+
 def seeds_needed(values, supported, contradicted=None, nothing=0):
     """About how many seeds an undecided claim would take: with 80 % probability the interval then
     clears a bound, if mean and spread stay what they are. None if no number of seeds decides: the

@@ -203,6 +203,7 @@ def judge_rule(question, runs, rule):
     answer = (intervals.Verdict("reported") if rule.reported else
               intervals.Verdict(alike) if all_identical(question, runs, rule) else
               intervals.decide_exact(sample, bounds[0]) if rule.exact else
+              intervals.compare(sample, rule.level, rule.least) if rule.level else
               intervals.decide(sample, *bounds, rule.nothing, rule.least))
     middle, low, high = map(back, intervals.interval(sample))
     zero = intervals.p_zero(sample) if " - " in rule.of and len(sample) > 1 else None
@@ -232,8 +233,14 @@ def judge(question, runs, lacking):
         none = dict(mean=None, seeds="0", verdict=intervals.Verdict(why), p=None, zero=None,
                     needed=None)
         found[name] = judge_rule(question, runs, rule) or none
+    compared = [name for name, rule in question.rules.items()
+                if rule.level and found[name]["zero"] is not None]
+    for name, p in zip(compared, intervals.holm([found[name]["zero"] for name in compared])):
+        if p >= .05 and found[name]["verdict"] in ("ahead", "behind"):
+            found[name]["verdict"] = intervals.Verdict(f"undecided (p {p:.3f} by Holm)", p)
     deciding = [found[name] for name in question.deciding]
-    answers = [number["verdict"] for number in deciding]
+    answers = [as_predicted(question.rules[name], found[name]["verdict"])
+               for name in question.deciding]
     if not answers:
         return found, intervals.Verdict("reported only")
     without = [number["verdict"] for number in deciding if number["mean"] is None]
@@ -242,6 +249,14 @@ def judge(question, runs, lacking):
     if question.depends and {intervals.HELD, intervals.REFUTED} <= set(answers):
         return found, intervals.Verdict(f"depends on {question.depends}")
     return found, intervals.join_verdicts(answers)
+
+
+def as_predicted(rule, verdict):
+    """The verdict on a claim that one variant is ahead, behind or level."""
+    if not rule.level or verdict not in ("ahead", "behind", "level"):
+        return verdict
+    return intervals.Verdict(intervals.HELD if verdict == rule.predicted else intervals.REFUTED,
+                             verdict.p)
 
 
 def rank_members(question, runs):
@@ -286,6 +301,10 @@ def describe_rule(rule):
     """A rule as a sentence, from its bounds."""
     if rule.reported:
         return f"{rule.of}: reported beside the rules, without a verdict"
+    if rule.level:
+        predicted = f"; predicted: {rule.predicted}" if rule.predicted else ""
+        return (f"{rule.of}: ahead or behind if the interval leaves 0, by 0.01 or more, and "
+                f"p < 0.05 by Holm; level within ±{rule.level:g}; else undecided{predicted}")
     if rule.exact:
         return f"{rule.of}: supported if the value of every seed lies {between(rule.supported)}"
     against = (between(rule.contradicted) if rule.contradicted

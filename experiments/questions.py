@@ -49,6 +49,8 @@ class Rule:
     exact: bool = False              # no interval: the value of every seed must lie within bounds
     form: str = "{:+.3f}"
     reported: bool = False           # no rule was written beforehand: without a verdict
+    level: float = 0                 # not 0: the verdict is ahead, behind, level or undecided
+    predicted: str = ""              # which of them was expected
 
 
 Reported = partial(Rule, reported=True)
@@ -108,7 +110,8 @@ class Question:
     @property
     def deciding(self):
         return self.decided_by or tuple(name for name, rule in self.rules.items()
-                                        if not rule.reported)
+                                        if not rule.reported
+                                        and bool(rule.level) == bool(rule.predicted))
 
     def list_settings(self, variant):
         return self.settings(variant) if callable(self.settings) else self.settings
@@ -1004,6 +1007,59 @@ ENDED = Question(
         the rules one run each at 9001 and 4e-4 showed that the game can be played (0.877 and
         0.883 won).""")
 
+# ----------------------------------------- ratio or rule, length, rate (rules before any run)
+
+DROPS = "--algorithm grpo --epsilon {} --epsilon_high {} {}"
+CONSTANT = ("--learning_rate 4e-4 --lr_scheduler_type constant_with_warmup --eval_prompts 128 "
+            "--eval_samples 2")
+SEEN = ("mean", "clip_signal", "std_log_s", "before", "after")
+RULE = Question(
+    claim="The rule by which GSPO drops responses acts, not the ratio that weighs the others",
+    asks="Ratio or rule?", source="ours",
+    regime=f"{TINY}, 20 rollout batches, constant rate 4e-4, 4 mini-batches",
+    flags=f"--steps 20 {CONSTANT}", script="rows", seeds=range(2000, 2012), seconds=10,
+    variants=known("GRPO", "GSPO") | {
+        "w, GSPO's drops": DROPS.format("3e-4", "4e-4", "--drop_by_s"),
+        "w, random drops": DROPS.format("3e-4", "4e-4", "--drop_at_random")},
+    rules={"weight: GSPO against w with GSPO's drops": Rule(
+               "GSPO@default:mean - w, GSPO's drops@default:mean", level=EQUAL, least=12,
+               predicted="level"),
+           **{f"{name} against GRPO": Rule(f"{name}@default:mean - GRPO@default:mean", level=EQUAL,
+                                           least=12, predicted="behind")
+              for name in ("GSPO", "w, GSPO's drops")},
+           "rule: w with GSPO's drops against random drops": Rule(
+               "w, GSPO's drops@default:mean - w, random drops@default:mean", level=EQUAL,
+               least=12),
+           "random drops against GRPO": Rule("w, random drops@default:mean - GRPO@default:mean",
+                                             level=EQUAL, least=12),
+           **each("{0}: {1}", "{0}@default:{1}", ("GRPO", "GSPO", "w, GSPO's drops",
+                  "w, random drops"), SEEN, rule=Reported, form="{:.3f}")},
+    notes="""experiments/rows.py. Mean pass rate of the 20 batches. In a policy of a thousand
+        numbers the first two are equal and random drops cost less; 12 seeds, fewer decide
+        nothing.""")
+
+CONTROLS = Question(
+    claim="With stale or rounded samplers what helps is what the clip leaves out, not the ratio s",
+    asks="Is it s, or what is left out?",
+    regime=f"{TINY}, 16 rollout batches, rate 4e-4",
+    flags=f"--steps 16 --learning_rate 4e-4 {EVAL}", script="rows",
+    variants=trusted("GRPO", "GSPO wide", name="{}") | {
+        "w, wide's drops": DROPS.format(".03", ".04", "--drop_by_s --old_logp sampler")},
+    settings={"8 batches old": "--sampler experiments/stale.py:Stale8",
+              "int3": "--sampler_dtype int3"},
+    seeds=range(2100, 2108), seconds=15,
+    rules={**each("weight: wide against w with its drops, {0}",
+                  "GSPO wide@{0}:mean - w, wide's drops@{0}:mean", ("8 batches old", "int3"),
+                  level=EQUAL, predicted="level"),
+           **each("{0} against GRPO, {1}", "{0}@{1}:mean - GRPO@{1}:mean",
+                  ("GSPO wide", "w, wide's drops"), ("8 batches old", "int3"), level=EQUAL,
+                  predicted="ahead"),
+           **each("{0}, {1}: {2}", "{0}@{1}:{2}", ("GRPO", "GSPO wide", "w, wide's drops"),
+                  ("8 batches old", "int3"), SEEN, rule=Reported, form="{:.3f}")},
+    notes="""The samplers' log-probs are the old ones (--old_logp sampler). Mean pass rate of the 16
+        batches; 8 seeds. `w, wide's drops`: GRPO's weights, responses dropped by s at .03 /
+        .04 (experiments/rows.py).""")
+
 QUESTIONS = {
     "identity": IDENTITY, "clipped": CLIPPED, "bounded": BOUNDED, "spread": SPREAD,
     "variance": VARIANCE, "short": SHORT, "collapse": COLLAPSE, "depth": DEPTH, "flips": FLIPS,
@@ -1014,7 +1070,8 @@ QUESTIONS = {
     "replay": REPLAY, "length": LENGTH, "clipped_who": CLIPPED_WHO, "turns": TURNS,
     "turn_number": TURN_NUMBER, "guess": GUESS, "curves": CURVES,
     "offpolicy": OFFPOLICY, "neighbours": NEIGHBOURS, "epochs": EPOCHS, "group": GROUP,
-    "fair_range": FAIR_RANGE, "dapo_equal": DAPO_EQUAL, "ended": ENDED}
+    "fair_range": FAIR_RANGE, "dapo_equal": DAPO_EQUAL, "ended": ENDED,
+    "rule": RULE, "controls": CONTROLS}
 
 # The differences that README quotes. Each gets a p of "it is not 0", by Holm over them.
 README_RULES = (

@@ -245,6 +245,7 @@ def figures(records, summary, settings):
         "first_length": records[0]["length"],
         "length": intervals.mean(r["length"] for r in records[-10:]),
         "late": intervals.mean(each("pass_rate")[len(records) // 2:]),
+        "mean": intervals.mean(each("pass_rate")),
         **before_steps([[update for update in r["minibatches"] if update["signal_answers"]]
                         for r in records]),
         "pass_rates": each("pass_rate"), "rewards": each("reward"), "lengths": each("length"),
