@@ -4,7 +4,6 @@
     leave-one-out    r - mean of the other responses               RLOO: unbiased, no std
     REINFORCE++      returns, whitened over the batch's tokens     no group needed
     GAE              a learned value for every token               PPO: the critic
-    distillation     log π_teacher - log π_old of every token      no reward: a teacher
     turn returns     what a turn and those after it earned, minus  conversations of several turns
                      the mean of the responses that reached it
 
@@ -29,7 +28,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from ratios import check_per_token, token_log_ratio, turn_numbers
+from ratios import check_per_token, turn_numbers
 
 LARGEST_REWARD = 1e15        # sums of squares of larger ones overflow float32
 
@@ -40,25 +39,15 @@ def group_advantages(rewards, group_size, scale="group", unbiased=False, eps=1e-
     scale     "group": divide by the std of the group (GRPO 2402.03300, GSPO 2507.18071 eq. 6).
               "batch": divide by the std of all rewards (Lite-PPO 2508.08221).
               "none": do not divide (Dr. GRPO 2503.20783).
-              "mean": divide by the mean of the group, as in the gradient of the log pass rate
-              (MaxRL 2602.02710). A group whose rewards are all 0 gives 0; a negative reward raises
-              ValueError, because the mean could then be 0 or negative
     unbiased  compute the std with G - 1 instead of G, as most libraries do: rewards 1,0,1,0 then
               give ±0.866, not ±1
     """
-    if scale not in ("group", "batch", "none", "mean"):
-        raise ValueError(f"scale {scale!r} is unknown; known: group, batch, none, mean")
+    if scale not in ("group", "batch", "none"):
+        raise ValueError(f"scale {scale!r} is unknown; known: group, batch, none")
     groups = check_rewards(rewards, group_size)                                  # [prompts, G]
     centered = center(groups)                                                    # [prompts, G]
     if scale == "none":
         return centered.flatten()                                                # [B]
-    if scale == "mean":
-        if groups.min() < 0:
-            raise ValueError(f"a reward is {groups.min():g}: scale_rewards mean (MaxRL) divides by "
-                             "the mean reward of a group and needs rewards of at least 0; add a "
-                             "constant to them, or use scale_rewards group or none")
-        mean = groups.mean(-1, keepdim=True)                                     # [prompts, 1]
-        return (centered / mean).masked_fill(mean <= 0, 0.0).flatten()           # [B]
     if scale == "group":
         variance = centered.square().sum(-1, keepdim=True) / (group_size - unbiased)  # [prompts, 1]
     else:
@@ -71,17 +60,6 @@ def leave_one_out(rewards, group_size):
     """r_i - mean of the other rewards = G / (G - 1) · (r_i - mean_group), [B]. RLOO 2402.14740."""
     centered = center(check_rewards(rewards, group_size))                        # [prompts, G]
     return (centered * group_size / (group_size - 1)).flatten()                  # [B]
-
-
-def leave_one_out_std(rewards, group_size, eps=1e-6):
-    """(r_i - mean of the other rewards) / (their std + eps), [B], with the unbiased std. Where the
-    other rewards are equal, nothing is divided. Rewards 1,0,0,0 give +1 and -0.577 three times: the
-    group's mean advantage is not 0. NeMo-RL."""
-    groups = check_rewards(rewards, group_size)                                  # [prompts, G]
-    others = [[j for j in range(group_size) if j != i] for i in range(group_size)]
-    centered = center(groups[:, others])                                         # [prompts, G, G-1]
-    std = (centered.square().sum(-1) / max(1, group_size - 2)).sqrt()            # [prompts, G]
-    return leave_one_out(rewards, group_size) / (std + eps).masked_fill(std == 0, 1.0).flatten()
 
 
 def gdpo(parts, part_weights, group_size, unbiased=False, eps=1e-6):
@@ -130,21 +108,6 @@ def reinforce_plus_plus_baseline(rewards, mask, group_size):
     return reinforce_plus_plus(rewards, mask, group_size)                        # [B, T]
 
 
-def token_credit(rewards, group_size, scale, blamed):
-    """group_advantages, but no negative advantage before the first wrong step of a response:
-    [B, T]. blamed [B, T] bool: the tokens from that step on."""
-    advantages = group_advantages(rewards, group_size, scale)[:, None]           # [B, 1]
-    return advantages * (blamed | (advantages > 0))                              # [B, T]
-
-
-def distillation(teacher_logp, old_logp, mask):
-    """On-policy distillation: Â_t = log π_T(y_t) - log π_old(y_t), [B, T]: how much likelier the
-    teacher finds each token that the policy sampled. Its mean over π_old's tokens is minus
-    KL(π_old || π_T) per token, so the gradient lowers that KL; no reward is needed. GKD 2306.13649;
-    as an advantage in NeMo-RL, slime, verl and prime-rl."""
-    return token_log_ratio(teacher_logp.detach(), old_logp.detach(), mask)       # [B, T]
-
-
 def gae(rewards, values, mask, gamma=1.0, lam=0.95):
     """Generalized advantage estimation (1506.02438 eq. 16): (advantages, returns), [B, T] each; the
     returns are the targets of the critic. rewards [B], given at the last loss token, or [B, T].
@@ -181,19 +144,14 @@ def turn_returns(turn_rewards, mask, group_size, scale="group", eps=1e-6):
     group_advantages, and can turn its sign (docs/corrections.md 16)."""
     if scale not in ("group", "batch", "none"):
         raise ValueError(f"scale {scale!r}: turn_returns takes group, batch or none")
-    check_per_token(mask, turn_rewards=turn_rewards)
     turns = turn_numbers(mask)                                                   # [B, T]
     advantages = torch.zeros_like(turn_rewards)                                  # [B, T]
-    for k, returns in enumerate(sum_later_rewards(turn_rewards, turns).T):       # [B]
-        reached = ~returns.isnan()                                               # [B]
-        centered = center(check_rewards(with_group_mean(returns, group_size), group_size))
-        centered = centered.flatten().masked_fill(~reached, 0.0)                 # [B]
+    for k, returns, centered, count in compare_turns(turn_rewards, mask, group_size):
         if scale == "group":
-            count = reached.view(-1, group_size).sum(-1, keepdim=True).clamp(min=1)  # [prompts, 1]
-            squares = centered.view(-1, group_size).square().sum(-1, keepdim=True)   # [prompts, 1]
-            std = (squares / count).sqrt().expand(-1, group_size).flatten()      # [B]
+            squares = centered.view(-1, group_size).square().sum(-1)             # [prompts]
+            std = squares.repeat_interleave(group_size).div(count.clamp(min=1)).sqrt()   # [B]
         else:
-            std = center(returns[reached]).square().mean().sqrt().expand(len(returns))   # [B]
+            std = center(returns[~returns.isnan()]).square().mean().sqrt().expand(len(returns))
         if scale != "none":
             centered = centered / (std + eps).masked_fill(std == 0, 1.0)         # [B]
         advantages = torch.where(turns == k, centered[:, None], advantages)      # [B, T]
@@ -207,15 +165,24 @@ def turn_leave_one_out(turn_rewards, mask, group_size):
     responses end early: the returns of the others do not depend on what this one did there. The
     weights 1/|y| of a reduction and the clip still change it."""
     turns = turn_numbers(mask)                                                   # [B, T]
-    advantages = turn_returns(turn_rewards, mask, group_size, "none")            # [B, T]
-    for k, returns in enumerate(sum_later_rewards(turn_rewards, turns).T):       # [B]
-        count = (~returns.isnan()).view(-1, group_size).sum(-1)                  # [prompts]
-        count = count.repeat_interleave(group_size)[:, None]                     # [B, 1]
-        alone = (turns == k) & (count == 1)                                      # [B, T]
-        scaled = advantages * count / (count - 1).clamp(min=1)                   # [B, T]
-        advantages = torch.where(turns == k, scaled, advantages)                 # [B, T]
-        advantages = torch.where(alone, returns[:, None], advantages)            # [B, T]
+    advantages = torch.zeros_like(turn_rewards)                                  # [B, T]
+    for k, returns, centered, count in compare_turns(turn_rewards, mask, group_size):
+        others = centered * count / (count - 1).clamp(min=1)                     # [B]
+        others = torch.where(count == 1, returns, others)                        # [B]
+        advantages = torch.where(turns == k, others[:, None], advantages)        # [B, T]
     return advantages
+
+
+def compare_turns(turn_rewards, mask, group_size):
+    """For the turns of each number k: k, their returns [B], NaN where a response has no such turn,
+    the returns minus the mean of the group's responses that reached it [B], 0 where it was not
+    reached, and the number of these responses of the group [B]."""
+    check_per_token(mask, turn_rewards=turn_rewards)
+    for k, returns in enumerate(sum_later_rewards(turn_rewards, turn_numbers(mask)).T):     # [B]
+        reached = ~returns.isnan()                                               # [B]
+        centered = center(check_rewards(with_group_mean(returns, group_size), group_size))
+        count = reached.view(-1, group_size).sum(-1).repeat_interleave(group_size)       # [B]
+        yield k, returns, centered.flatten().masked_fill(~reached, 0.0), count
 
 
 def sum_later_rewards(turn_rewards, turns):
@@ -249,12 +216,17 @@ def without_rounding(sums, sizes):
     return sums.masked_fill(sums.abs() <= 1e-12 * sizes, 0.0)
 
 
-def token_rewards(rewards, mask, kl=None, beta=0.0):
-    """The reward of every token, [B, T]: rewards, [B] at the last loss token or [B, T], minus
+def token_rewards(rewards, mask, kl=None, beta=0.0, turn_rewards=None, parts=None,
+                  part_weights=None):
+    """The reward of every token, [B, T]: rewards [B] at the last loss token, or with turn_rewards
+    [B, T] (see reward_turns, which needs parts and part_weights) that of each turn; minus
     beta * kl [B, T] (k1 = log π_old - log π_ref) at every one (1909.08593 eq. 2; verl's
     apply_kl_penalty)."""
     check_per_token(mask, kl=kl)
-    per_token = at_last_token(rewards, mask) if rewards.dim() == 1 else rewards  # [B, T]
+    if turn_rewards is None:
+        per_token = at_last_token(rewards, mask)                                 # [B, T]
+    else:
+        per_token = reward_turns(turn_rewards, parts, part_weights, mask)        # [B, T]
     return per_token if kl is None else per_token - beta * kl.detach().masked_fill(~mask, 0.0)
 
 
@@ -268,15 +240,6 @@ def reward_turns(turn_rewards, parts, part_weights, mask):
     others = (as_decimals(parts[:, 1:]).nan_to_num(nan=0.0) * weights[1:]).sum(-1)   # [B]
     earned = as_decimals(turn_rewards) * weights[0]                              # [B, T]
     return (earned + at_last_token(others, mask)).float()                        # [B, T]
-
-
-def place_rewards(rewards, mask, kl=None, beta=0.0, turn_rewards=None, parts=None,
-                  part_weights=None):
-    """The reward of every token, [B, T], by token_rewards; with turn_rewards [B, T], which need
-    parts [B, K] and part_weights, that of each turn at its last token, by reward_turns."""
-    if turn_rewards is not None:
-        rewards = reward_turns(turn_rewards, parts, part_weights, mask)          # [B, T]
-    return token_rewards(rewards, mask, kl, beta)                                # [B, T]
 
 
 # --------------------------------------------------------------------------------- the table
@@ -300,7 +263,6 @@ class Advantage:
 class Input(NamedTuple):
     shape: str                   # of a tensor, "B T"; "" for a number, a list or a word
     meaning: str
-    dtype: torch.dtype = torch.float32
 
 
 INPUTS = {  # what the function of an advantage may read
@@ -315,7 +277,7 @@ INPUTS = {  # what the function of an advantage may read
     "part_weights": Input("", "K numbers, --reward_weights"),
     "group_size": Input("", "G, --num_generations; at least 2 for an advantage that reads it"),
     "scale": Input("", "--scale_rewards"),
-    "mask": Input("B T", "the loss tokens", torch.bool),
+    "mask": Input("B T", "the loss tokens, bool"),
     "old_logp": Input("B T", "log π_old"),
     "entropy": Input("B T", "the entropy of π_old at every token, in nats; with --old_logp "
                             "recompute"),
@@ -326,24 +288,17 @@ INPUTS = {  # what the function of an advantage may read
                            "returns of gae(token_rewards, values, mask), whatever the function "
                            "makes of advantages"),
     "lam": Input("", "--lam, the λ of GAE; for an advantage that reads values"),
-    "teacher_logp": Input("B T", "log π_T of a teacher: --teacher_model_name_or_path or "
-                                 "--self_distillation"),
-    "blamed": Input("B T", "the tokens from the first wrong step on; the built-in task knows it "
-                           "for the tiny MoE's tokens", torch.bool),
 }
 
 ADVANTAGES = {
     "group": Advantage(group_advantages, "response"),
     "leave_one_out": Advantage(leave_one_out, "response"),
-    "leave_one_out_std": Advantage(leave_one_out_std, "response"),
     "gdpo": Advantage(gdpo, "response"),
     "reinforce_plus_plus": Advantage(reinforce_plus_plus, "token"),
     "reinforce_plus_plus_baseline": Advantage(reinforce_plus_plus_baseline, "token"),
     "turn_returns": Advantage(turn_returns, "token"),
     "turn_leave_one_out": Advantage(turn_leave_one_out, "token"),
     "gae": Advantage(gae_advantages, "token"),
-    "token_credit": Advantage(token_credit, "token"),
-    "distillation": Advantage(distillation, "token"),
 }
 
 
@@ -363,16 +318,16 @@ def estimate_advantages(name, rewards, group_size, scale="group", **inputs):
     inputs: what the row reads besides rewards, group_size and scale, by the names of INPUTS;
     turn_rewards [B, T] are what the turns earned, without weight, and need parts and part_weights.
     A kl that the row does not read itself is subtracted from the rewards, times beta. Raises
-    ValueError for an unknown name, for an input that is missing, and for a function that does not
-    return what its row says."""
-    row = check_row(name)
+    ValueError for an input that is missing, and for a function that does not return what its row
+    says."""
+    row = ADVANTAGES[name]
     if lacks := find_missing(row, inputs):
         raise ValueError(f"advantage {name} reads {', '.join(lacks)}, which is missing")
     inputs |= dict(rewards=rewards, group_size=group_size, scale=scale)
     kl = None if "kl" in row.reads else inputs.get("kl")                         # [B, T]
     if row.places_rewards:
         names = ("beta", "turn_rewards", "parts", "part_weights")
-        placed = place_rewards(rewards, inputs["mask"], kl,
+        placed = token_rewards(rewards, inputs["mask"], kl,
                                **{x: inputs.get(x) for x in names})              # [B, T]
         inputs |= dict(token_rewards=placed, turn_rewards=placed)
     if kl is not None:
@@ -383,23 +338,6 @@ def estimate_advantages(name, rewards, group_size, scale="group", **inputs):
                          f"{row.per}, as its row of advantages.ADVANTAGES says: change one of the "
                          "two")
     return advantages
-
-
-def check_row(name):
-    """The row `name` of ADVANTAGES. Raises ValueError if there is none, if `per` is unknown, or if
-    the function needs a parameter that is not in INPUTS."""
-    if name not in ADVANTAGES:
-        raise ValueError(f"advantage {name!r} is unknown; known: {', '.join(ADVANTAGES)}")
-    row = ADVANTAGES[name]
-    where = f"row {name!r} of advantages.ADVANTAGES"
-    if row.per not in ("response", "token"):
-        raise ValueError(f"{where}: it is per {row.per!r}, which must be 'response' or 'token'")
-    for parameter in inspect.signature(row.function).parameters.values():
-        variadic = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-        if parameter.name not in INPUTS and parameter.default is parameter.empty and not variadic:
-            raise ValueError(f"{where}: its function reads {parameter.name!r}; known inputs: "
-                             f"{', '.join(INPUTS)}; another parameter needs a default")
-    return row
 
 
 # --------------------------------------------------------------------------------- the critic
@@ -445,7 +383,7 @@ def groups_with_signal(name, rewards, group_size, scale="group", **inputs):
     advantage that is not 0. inputs: as for estimate_advantages. Where every token has an advantage
     of its own that is no turn's (GAE, whitened returns), and where the row reads what is not in
     inputs: the groups with different rewards."""
-    row = check_row(name)
+    row = ADVANTAGES[name]
     provided = {*inputs, "rewards", "group_size", "scale"}
     if not {*row.reads} <= provided or row.per == "token" and "turn_rewards" not in row.reads:
         return has_signal(rewards, group_size)                                   # [prompts]
@@ -526,7 +464,7 @@ if __name__ == "__main__":
     print("Two prompts, four responses each: the papers' example, and one that is always right\n")
     rewards = torch.tensor([1.0, 0, 1, 0, 1, 1, 1, 1])
     row("rewards", rewards.tolist())
-    for scale, name in (("group", "GRPO, GSPO"), ("none", "Dr. GRPO"), ("mean", "MaxRL")):
+    for scale, name in (("group", "GRPO, GSPO"), ("none", "Dr. GRPO")):
         row(f"{scale} ({name})", group_advantages(rewards, 4, scale).tolist())
     row("leave-one-out (RLOO)", leave_one_out(rewards, 4).tolist())
     print("\nA right response with a critic. GAE: how much a token raised the expected reward\n")

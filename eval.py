@@ -1,29 +1,16 @@
-"""Evaluation: pass@1 and pass@k of any policy, the papers' claims, and a run in pictures.
+"""Evaluation: pass@1 and pass@k of any policy, and a run in pictures.
 
-    python eval.py passk --model_name_or_path DIR [DIR]   pass@k of one checkpoint, or compare two
+    python eval.py passk DIR [DIR]                        pass@k of one or several checkpoints
     python eval.py ask DIR 'PROMPT' [--answer A]          responses to your prompt
-    python eval.py claims [NAME …]                        the verdicts on the papers' claims
-    python eval.py dashboard runs/gspo [runs/grpo …]      the curves of one or several runs: a PNG
+    python eval.py dashboard runs/gspo [runs/grpo ...]    the curves of one or several runs: a PNG
     python eval.py view runs/gspo [runs/grpo]             the tokens of a run, clipped ones marked
 
 passk and ask use a run's checkpoint with the settings of that run: its task, templates, lengths and
-sampling. The flags of train.py that `python eval.py passk --help` lists override them.
+sampling. Any other flag of theirs is one of train.py and overrides them.
 """
 
-import os
-import sys
-
-if "OMP_WAIT_POLICY" not in os.environ:  # before torch: its threads spin while they wait for each
-    os.environ.setdefault("GOMP_SPINCOUNT", "10000")      # other, at the cost of other programs
-
-if __name__ == "__main__":
-    sys.stdout.reconfigure(errors="replace")     # for consoles without Greek letters
-    from tools import commands
-    commands.check_flags_first(sys.argv[1:], __doc__)   # --help does not wait for the imports below
-
-import json
+import argparse
 import math
-import subprocess
 from pathlib import Path
 
 import torch
@@ -32,14 +19,14 @@ from transformers.utils import logging
 
 from plumbing.data import tasks
 from plumbing.data.datafiles import Problem
-from plumbing.model.chat import name_ends
-from plumbing.model.policy import describe_fit, load_policy
-from plumbing.parallel.devices import autocast, find_device_type
 from plumbing.engines.samplers import make_sampler
-from plumbing.refusal import Refusal, refuse_os_errors
-from session.errors import errors_in_one_line
-from session.screen import format_interval, print_once
+from plumbing.model.policy import load_policy
+from plumbing.parallel.devices import autocast, find_device_type
 from plumbing.parallel.processes import gather, gathered, share
+from plumbing.refusal import Refusal
+from session.arguments import (Settings, parse_flags, read_run, refuse_code, resolve,
+                               with_defaults)
+from session.screen import format_interval
 
 ROWS = 256      # responses that are sampled at a time
 
@@ -62,30 +49,16 @@ def bootstrap(values, draws=2000, seed=0):
     return means.quantile(0.025).item(), means.quantile(0.975).item()
 
 
-def with_interval(values, limits=None):
+def with_interval(values):
     """(mean, low, high) of values, one number per problem, with the 95 % percentile bootstrap
-    interval over problems.
-
-    If all n values equal c, the bootstrap interval has width 0 (for example [0, 0] if no response
-    is right). With limits, the (least, most) possible value, equal values therefore get Clopper and
-    Pearson's exact interval: at most a share q = 1 - 0.025^(1/n) of all problems differs from c, so
-    the mean is between c - q (c - least) and c + q (most - c). n counts problems, not responses.
-    Without limits (of a reward or a length) there is no interval: low and high are None.
-    """
-    mean = sum(values) / len(values)
-    if min(values) == max(values):
-        if limits is None:
-            return mean, None, None
-        least, most = limits
-        q = 1 - 0.025 ** (1 / len(values))
-        return mean, mean - q * (mean - least), mean + q * (most - mean)
-    return (mean, *bootstrap(values))
+    interval over problems."""
+    return (sum(values) / len(values), *bootstrap(values))
 
 
 def pass_at_1(rewards):
     """(mean, low, high) of the share of right responses. rewards [problems][samples]; a response is
     right if its reward is at least 1."""
-    return with_interval([sum(r >= 1 for r in row) / len(row) for row in rewards], (0.0, 1.0))
+    return with_interval([sum(r >= 1 for r in row) / len(row) for row in rewards])
 
 
 def reward_scores(task, parts):
@@ -159,146 +132,94 @@ def held_out(settings, learner, task):
 
 # --------------------------------------------------------------------------------- the commands
 
-def passk(parsed):
-    """Print and save pass@1, pass@k and the mean reward of one checkpoint, or of two and of their
-    difference, problem by problem. parsed: (passk's own flags, Settings)."""
-    options, settings = parsed
-    logging.disable_progress_bar()
-    print(options.line)
+def load(checkpoint, words):
+    """(settings, task, sampler) of a checkpoint: the settings of its run, or the defaults, with the
+    flags `words` of train.py in place of theirs."""
+    typed = parse_flags(words) | {"model_name_or_path": checkpoint}
+    run = Path(checkpoint).parent.parent
+    settings = with_defaults(typed)
+    if (run / "config.json").exists():
+        kept = read_run(run)
+        refuse_code(kept, typed)
+        if "dataset_name" in typed:                          # has columns and tests of its own
+            kept |= {"columns": [], "test_dataset_name": None}
+        settings = Settings(**kept | typed)
+    settings = resolve(settings)
     task = tasks.prepare_task(settings)
     device = torch.device(find_device_type(settings))
-    report = {"dataset": task.name, "settings": options.line, "n": options.n,
-              "temperature": settings.temperature, "seed": settings.seed, "checkpoints": []}
-    results = []                                             # {problem: {score: number}}
-    for name in options.model_name_or_path:
-        policy, tokenizer = load_policy(settings, task, device, name)
-        print_once(name_ends(policy, tokenizer))
-        print_once(task.filter_prompts(tokenizer))
-        print_once(describe_fit(policy, tokenizer, task))
-        problems = task.test[:options.problems]
-        sampler = make_sampler(settings, policy, tokenizer, task)
-        answers = evaluate(sampler, task, problems, options.n, settings.temperature,
-                           settings.seed, progress=str(name))
-        rows = score_problems(answers, options.k)
-        results.append(dict(zip(problems, rows)))
-        scores = add_intervals(rows)
-        report["checkpoints"].append({"model": str(name), "problems": len(problems), **scores,
-                                      "reward_parts": answers["reward_parts"]})
-        print_scores(name or "built-in model after its supervised warm-up", scores)
-    if len(results) == 2:
-        before, after = results                              # the second may have fewer problems
-        gains = [{key: after[p][key] - before[p][key] for key in after[p]} for p in after]
-        report["difference"] = add_intervals(gains, (-1.0, 1.0))
-        print_scores("after minus before, problem by problem", report["difference"], "+")
-    with refuse_os_errors():
-        Path(options.output).parent.mkdir(parents=True, exist_ok=True)
-        Path(options.output).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    print(f"\n{options.output}")
+    policy, tokenizer = load_policy(settings, task, device, checkpoint)
+    return settings, task, make_sampler(settings, policy, tokenizer, task)
 
 
-def ask(parsed):
+def passk(options, words):
+    """Print pass@k and the mean reward of each checkpoint."""
+    for checkpoint in options.checkpoints:
+        settings, task, sampler = load(checkpoint, words)
+        task.filter_prompts(sampler.tokenizer)
+        answers = evaluate(sampler, task, task.test[:options.problems], options.n,
+                           settings.temperature, settings.seed, progress=checkpoint)
+        rights = [sum(r >= 1 for r in rewards) for rewards in answers["rewards"]]
+        print(f"\n{checkpoint}: {task.name}, {len(rights)} problems, {options.n} responses each")
+        for k in sorted(k for k in {1, *options.k} if k <= options.n):
+            score = with_interval([pass_at_k(options.n, right, k) for right in rights])
+            print(f"  {f'pass@{k}':12} {format_interval(score)}")
+        print(f"  {'reward':12} {format_interval(answers['reward'])}")
+
+
+def ask(options, words):
     """Print the greedy response of a checkpoint to a prompt, then sampled ones, with their rewards
-    if the right answer is given. With an environment, play games with the person at the terminal:
-    a greedy one, then sampled ones. parsed: (ask's own flags, Settings)."""
-    options, settings = parsed
-    logging.disable_progress_bar()
-    print(options.line)
-    task = tasks.prepare_task(settings)
+    if the right answer is given."""
+    settings, task, sampler = load(options.checkpoint, words)
+    if task.played:
+        raise Refusal("ask: a run with an environment begins with a row of it, not with a prompt")
     prompt = options.prompt.replace("\\n", "\n")
     if task.one_width:                                       # the built-in task's fixed width
         prompt = prompt.ljust(len(task.test[0].prompt))
     problem = Problem(prompt, options.answer or "")
-    if task.played and not sys.stdin.isatty():
-        raise Refusal("ask: with an environment you play its part, which needs a terminal")
-    device = torch.device(find_device_type(settings))
-    policy, tokenizer = load_policy(settings, task, device, options.checkpoint)
-    print_once(name_ends(policy, tokenizer))
-    sampler = make_sampler(settings, policy, tokenizer, task)
-    sampled = [(settings.temperature, options.n, settings.seed)]
-    if task.played:                                          # one game after the other
-        sampler.environment.kind = Person
-        sampler.environment.seeded = False
-        sampled = [(settings.temperature, 1, settings.seed + i) for i in range(options.n)]
-    for temperature, n, seed in [(0.0, 1, settings.seed), *sampled]:
-        answers = evaluate(sampler, task, [problem], n, temperature, seed)
+    for temperature in (0.0, settings.temperature):
+        answers = evaluate(sampler, task, [problem], options.n, temperature, settings.seed)
         for text, reward in zip(answers["texts"][0], answers["rewards"][0]):
             score = "" if options.answer is None else f"   reward {reward:g}"
             print(f"\ntemperature {temperature:g}{score}\n{text}")
 
 
-class Person:
-    """An environment that is a person at the terminal (features/turns.py)."""
-
-    def __init__(self, row):
-        pass
-
-    def step(self, text):
-        print(f"policy: {text}")
-        try:
-            observation = input("you, or an empty line to end: ")
-        except EOFError:
-            observation = ""
-        return observation, 0.0, not observation
+def dashboard(options, words):
+    from tools import dashboard as pictures
+    pictures.write_picture(options.runs, options.output)
 
 
-def score_problems(answers, ks):
-    """[{score: number}], one per problem: pass@k for every k, and means over the n samples."""
-    rows = []
-    for i, rewards in enumerate(answers["rewards"]):
-        n = len(rewards)
-        right = sum(r >= 1 for r in rewards)
-        shares = {f"pass@{k}": pass_at_k(n, right, k) for k in sorted({1, *ks})}
-        rows.append(shares | {"reward": answers["mean_rewards"][i],
-                              "mean_length": sum(answers["lengths"][i]) / n,
-                              "truncated": sum(answers["truncated"][i]) / n})
-    return rows
-
-
-def add_intervals(rows, limits=(0.0, 1.0)):
-    """{score: (mean, low, high)} of rows, {score: number} each. limits: of the scores that are
-    shares."""
-    return {key: with_interval([row[key] for row in rows],
-                               None if key in ("reward", "mean_length") else limits)
-            for key in rows[0]}
-
-
-def print_scores(title, scores, sign=""):
-    """Print scores {score: (mean, low, high)}; sign: "+" for a difference."""
-    print(f"\n{title}")
-    for key, value in scores.items():
-        print(f"  {key:12} {format_interval(value, sign)}")
-
-
-def claims(words):
-    script = Path(__file__).parent / "experiments/run.py"
-    raise SystemExit(subprocess.run([sys.executable, script, "--judge", *words]).returncode)
-
-
-def dashboard(options):
-    from tools import dashboard as pictures, style
-    file = options.output or Path(options.runs[0]) / "dashboard.png"
-    runs = {run: pictures.read_metrics(Path(run)) + pictures.read_summary(Path(run))
-            for run in options.runs}
-    style.save(pictures.draw(runs), file)
-    print(file)
-
-
-def view(options):
+def view(options, words):
     from tools.view import write_page
-    page = write_page(options.runs, options.output,
-                      options.kilobytes and 1000 * options.kilobytes)
-    print(f"{page}   ({page.stat().st_size / 1e6:.1f} MB; open it in a browser)")
+    write_page(options.runs, options.output)
 
 
-COMMANDS = {"ask": ask, "passk": passk, "claims": claims, "dashboard": dashboard, "view": view}
+def make_parser():
+    """The commands and their own flags."""
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(required=True)
+    parsers = {}
+    for command in (passk, ask, dashboard, view):
+        parsers[command] = commands.add_parser(command.__name__, allow_abbrev=False)
+        parsers[command].set_defaults(command=command)
+    parsers[passk].add_argument("checkpoints", nargs="+", metavar="DIR_OR_HUB")
+    parsers[passk].add_argument("--n", type=int, default=16, help="responses per problem")
+    parsers[passk].add_argument("--k", type=int, nargs="+", default=[1, 4, 16])
+    parsers[passk].add_argument("--problems", type=int, default=256, help="at most")
+    parsers[ask].add_argument("checkpoint", metavar="DIR_OR_HUB")
+    parsers[ask].add_argument("prompt", help="the prompt, without the run's template")
+    parsers[ask].add_argument("--n", type=int, default=4, help="sampled responses")
+    parsers[ask].add_argument("--answer", help="the right answer, by which they are scored")
+    for command in (dashboard, view):
+        parsers[command].add_argument("runs", nargs="+", metavar="RUN", help="run folders")
+        parsers[command].add_argument("--output", help="the file (default: in the first folder)")
+    return parser
 
 
 def main(argv=None):
-    from tools import commands                           # here: training does not need tools/
-    with errors_in_one_line("eval.py"), commands.exit_on_broken_pipe():
-        argv = sys.argv[1:] if argv is None else argv
-        command, parsed = commands.parse_command(argv, __doc__)
-        COMMANDS[command](parsed)
+    logging.disable_progress_bar()
+    options, words = make_parser().parse_known_args(argv)
+    options.command(options, words)
 
 
 if __name__ == "__main__":

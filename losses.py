@@ -71,8 +71,8 @@ class Objective:
         return CLIPS.get(self.clip, Clip())
 
 
-OBJECTIVES = {  # "constant" is meant for advantages that are not divided by a std. dppo, kpop, ipo,
-                # rollout_is and dro are meant for the sampler's log-probs as old_logp.
+OBJECTIVES = {  # "constant" is meant for advantages that are not divided by a std. dppo, rollout_is
+                # and dro are meant for the sampler's log-probs as old_logp.
     "reinforce":   Objective("none",        "none",    None, None,   "token-mean", "Williams 1992"),
     "ppo":         Objective("token",       "min",     0.2,  0.2,    "sequence-mean", "1707.06347"),
     "grpo":        Objective("token",       "min",     0.2,  0.2,    "sequence-mean", "2402.03300"),
@@ -89,10 +89,6 @@ OBJECTIVES = {  # "constant" is meant for advantages that are not divided by a s
                              dict(cap=20.0)),
     "dppo_kl":     Objective("token",       "kl",      0.05, 0.05,   "token-mean", "2602.04879",
                              dict(cap=20.0)),
-    "kpop":        Objective("token",       "kl-two-sided", 2.0, 2.0, "token-mean", "AReaL",
-                             dict(cap=20.0)),
-    "ipo":         Objective("token",       "tv-two-sided", 0.1, 0.1, "token-mean", "prime-rl",
-                             dict(tau=1e-3)),
     "rollout_is":  Objective("token",       "two-sided", 0.2, 0.28,  "token-mean", "2602.15763"),
     "dro":         Objective("token",       "square",  None, None,   "token-mean", "2405.19107",
                              dict(beta=0.05)),
@@ -123,6 +119,7 @@ class Clip:
     of: str = "w"                # what the clip range limits: w (any ratio), log w or π - μ, also
                                  # as a KL
     widest: float = 1.0          # epsilon and epsilon_high must be below this
+    pulls: bool = False          # whether it has a gradient where A = 0
 
     @property
     def center(self):
@@ -133,11 +130,10 @@ class Clip:
 CLIPS = {  # the clips that are not of PPO's kind
     "weight": Clip(widest=math.inf),
     "two-sided": Clip(widest=math.inf),
+    "square": Clip(pulls=True),
     "log-min": Clip(of="log w"),
     "tv": Clip(of="π - μ"),
     "kl": Clip(of="π - μ"),
-    "kl-two-sided": Clip(of="π - μ", widest=math.inf),
-    "tv-two-sided": Clip(of="π - μ"),
 }
 
 
@@ -165,22 +161,10 @@ def token_surrogate(clip, ratio, A, logp, old_logp, mask, low, high, constants):
         below, above = find_clipped(change, A, low, high)
         surrogate = ratio.detach().clamp(max=constants["cap"]) * A * logp
         return surrogate.masked_fill(below | above, 0.0), below, above
-    if clip == "kl-two-sided":                                  # KPop: both KLs, both signs of A
-        change = probability_change(clip, logp, old_logp)       # [B, T]
-        below = change < low
-        above = change > high
-        surrogate = ratio.detach().clamp(max=constants["cap"]) * A * logp
-        return surrogate.masked_fill(below | above, 0.0), below, above
     if clip == "two-sided":                                     # GLM-5: 0 whatever the sign of A
         below = ratio <= low
         above = ratio >= high
         return ratio.detach().masked_fill(below | above, 0.0) * A * logp, below, above
-    if clip == "tv-two-sided":                                  # IPO: DPPO's mask on both sides
-        change = probability_change("tv", logp, old_logp)       # [B, T]
-        below = change < low
-        above = change > high
-        pull = constants["tau"] * (logp - old_logp).square()    # [B, T] on every token
-        return (ratio * A).masked_fill(below | above, 0.0) - pull, below, above
     if clip == "square":                                        # DRO: a pull in place of a clip
         return A * logp - constants["beta"] / 2 * (logp - old_logp).square(), none, none
     if clip == "sigmoid":                                       # SAPO: slope A at w = 1
@@ -203,23 +187,14 @@ def find_clipped(x, A, low, high):
 def probability_change(clip, logp, old_logp):
     """How far the probability π of a token is from its old probability μ, [B, T], signed and
     without gradient. "tv": π - μ. "kl": KL(μ || π) of the two-way distribution "this token or any
-    other" (both DPPO, 2602.04879). "kl-two-sided": the larger of KL(μ || π) and KL(π || μ) (KPop,
-    AReaL)."""
+    other" (both DPPO, 2602.04879)."""
     logp = logp.detach()
     change = logp.exp() - old_logp.exp()                                         # [B, T]
     if clip == "tv":
         return change
-    kl = binary_kl(old_logp, logp)                                               # [B, T]
-    if clip == "kl-two-sided":
-        kl = torch.maximum(kl, binary_kl(logp, old_logp))                        # [B, T]
+    old_rest, rest = (-torch.expm1(x).clamp(max=-1e-8) for x in (old_logp, logp))    # 1 - μ, 1 - π
+    kl = old_logp.exp() * (old_logp - logp) + old_rest * (old_rest / rest).log()     # [B, T]
     return kl * change.sign()
-
-
-def binary_kl(logp, other_logp):
-    """KL(p || q) of the two-way distribution "this token or any other", from the token's log-probs
-    log p and log q, [B, T]."""
-    rest, other = (-torch.expm1(x).clamp(max=-1e-8) for x in (logp, other_logp))     # 1 - p, 1 - q
-    return logp.exp() * (logp - other_logp) + rest * (rest / other).log()            # [B, T]
 
 
 def policy_loss(name, logp, old_logp, advantages, mask, *, epsilon=None, epsilon_high=None,
@@ -323,23 +298,18 @@ STATISTICS = {  # of policy_loss: over what each is averaged when micro-batches 
 
 def combine_stats(parts):
     """The exact stats of a mini-batch, computed from the stats of its micro-batches as STATISTICS
-    says for each one. Raises ValueError for a statistic without an entry in STATISTICS."""
+    says for each one."""
     return {name: combine_stat(name, parts) for name in parts[0]}
 
 
 def combine_stat(name, parts):
     """One statistic of a mini-batch from its micro-batches' stats."""
-    how = "sum" if name.endswith("loss") else STATISTICS.get(name)     # loss terms: train.py
-    counts = [n for n, kind in STATISTICS.items() if kind == "count"]
+    how = "sum" if name.endswith("loss") else STATISTICS[name]         # loss terms: train.py
     if how in ("count", "sum"):
         return sum(p[name] for p in parts)
     if how == "max":
         return torch.stack([p[name] for p in parts]).amax()
     count, mean = how if isinstance(how, tuple) else (how, None)
-    if count not in counts:
-        wrong = f"the value {how!r}" if name in STATISTICS else "no entry"
-        raise ValueError(f"statistic {name} of policy_loss has {wrong} in losses.STATISTICS: give "
-                         f"what it is averaged over ({', '.join(counts)}), or sum, or max")
     values = [p[name] for p in parts]
     if mean:  # a variance: the variance within the parts plus the variance between their means
         center = combine_stat(mean, parts)
@@ -405,27 +375,20 @@ def kl_penalty(logp, ref_logp, mask, estimator="k3", old_logp=None):
     return kl[validate_choice("estimator", estimator, kl)]                                # [B, T]
 
 
-def mismatch_weight(old_logp, sampler_logp, mask, mode, low, high):
-    """Importance weights ρ = π_old / π_sampler, which correct for the difference between trainer
-    and sampler: [B, T], detached, 0 outside the mask.
-
-    mode is LEVEL_ACTION. Level: `token` ρ_t, `seq` Π_t ρ_t or `geo` (Π_t ρ_t)^(1/|y|). Action for
-    weights outside [low, high]: `truncate` clamps them (TIS: token_truncate, 0, 2), `mask` sets
-    them to 0 (IcePop: token_mask, 0.5, 5). geo_mask weights the tokens it keeps by ρ_t. seq_mask
-    rejects most long responses, because the product grows or shrinks with length."""
-    modes = [f"{level}_{action}" for level in LEVELS for action in ("truncate", "mask")]
-    level, action = validate_choice("mode", mode, modes).split("_")
-    ratio = LEVELS["token" if mode == "geo_mask" else level]
+def mismatch_weight(old_logp, sampler_logp, mask, level, high):
+    """Truncated importance weights ρ = π_old / π_sampler, at most `high`, which correct for the
+    difference between trainer and sampler: [B, T], detached, 0 outside the mask. Level: `token`
+    ρ_t (TIS, high 2), `seq` Π_t ρ_t or `geo` (Π_t ρ_t)^(1/|y|)."""
+    ratio = LEVELS[validate_choice("level", level, LEVELS)]
     rho = broadcast_to_tokens(ratio(old_logp, sampler_logp, mask).detach(), mask)  # [B, T]
-    if action == "truncate":
-        return rho.clamp(low, high).masked_fill(~mask, 0.0)                      # [B, T]
-    return rho * mismatch_mask(old_logp, sampler_logp, mask, level, low, high)   # [B, T]
+    return rho.clamp(0.0, high).masked_fill(~mask, 0.0)                          # [B, T]
 
 
 def mismatch_mask(old_logp, sampler_logp, mask, level, low, high):
     """Rejection: the loss tokens whose ρ, computed at this level, is within [low, high], [B, T]
-    bool. Level `outlier` drops a whole response if the ρ of any of its tokens is not (SkyRL's
-    outlier_token_is_threshold, verl's seq_max)."""
+    bool (IcePop: token, 0.5, 5). Level `seq` rejects most long responses, because the product grows
+    or shrinks with length; `outlier` drops a whole response if the ρ of any of its tokens is not
+    within (SkyRL's outlier_token_is_threshold, verl's seq_max)."""
     ratio = LEVELS["token" if level == "outlier" else validate_choice("level", level, LEVELS)]
     rho = broadcast_to_tokens(ratio(old_logp, sampler_logp, mask), mask)     # [B, T]
     kept = (rho >= low) & (rho <= high)                                          # [B, T]
@@ -447,18 +410,6 @@ def high_entropy_mask(entropy, mask, quantile):
     return mask & (entropy >= torch.lerp(below, above, rank % 1))                # [B, T]
 
 
-def has_pull(row):
-    """Whether the loss of a row of OBJECTIVES has a gradient where A = 0, as DRO's pull towards
-    π_old, once the policy has changed: tried on one response."""
-    mask = torch.ones(1, 4, dtype=torch.bool)
-    old_logp = torch.full((1, 4), -1.5)                                          # [1, 4]
-    change = torch.tensor([[-0.9, -0.01, 0.01, 1.0]])                            # [1, 4]
-    logp = (old_logp + change).requires_grad_()                                  # [1, 4]
-    loss, _ = policy_loss(row, logp, old_logp, torch.zeros(1), mask, weights=mask.float(),
-                          router_shift=torch.ones(1, 4))
-    return bool(torch.autograd.grad(loss, logp)[0].any())
-
-
 def validate_choice(argument, value, known):
     """Return value if it is one of the known names; raise ValueError otherwise."""
     if value not in known:
@@ -466,13 +417,10 @@ def validate_choice(argument, value, known):
     return value
 
 
-def with_options(name, constants=None, **options):
-    """The row `name` of OBJECTIVES with options: dual_clip, off_policy_mask, and the constants of
-    its clip {name: number} that are not the paper's. Raises ValueError for an unknown name."""
-    row = OBJECTIVES[validate_choice("name", name, OBJECTIVES)]
-    for constant in constants or ():
-        validate_choice(f"{name}'s constant", constant, row.constants)
-    return replace(row, name=name, constants=row.constants | (constants or {}), **options)
+def with_options(name, **options):
+    """The row `name` of OBJECTIVES with options: dual_clip, off_policy_mask, constants. Raises
+    ValueError for an unknown name."""
+    return replace(OBJECTIVES[validate_choice("name", name, OBJECTIVES)], name=name, **options)
 
 
 def check_clip_range(row, advantages, mask, epsilon, epsilon_high, router_shift):

@@ -19,7 +19,7 @@ from transformers import (AutoConfig, DynamicCache, GenerationConfig, Qwen3MoeCo
                           Qwen3MoeForCausalLM)
 from transformers.modeling_outputs import MoeCausalLMOutputWithPast, MoeModelOutputWithPast
 
-from routes import flip_rate, record_routes, replay_routes, router_shift
+from routes import record_routes
 
 # B sequences of S tokens, N = B·S, width D, H heads of width d, C keys (cached and new);
 # E experts of width M, K of them per token.
@@ -312,19 +312,8 @@ if __name__ == "__main__":
         vocab_size=128, hidden_size=96, num_hidden_layers=4, num_attention_heads=4, head_dim=24,
         num_key_value_heads=2, num_experts=8, num_experts_per_tok=2, moe_intermediate_size=96))
     ids = torch.tensor([list("experts flip".encode())])                             # [1, S]
-    with record_routes(model) as old:
-        logits = model(ids).logits                                                  # [1, S, V]
-    F.cross_entropy(logits[0, :-1], ids[0, 1:]).backward()
-    torch.optim.SGD(model.parameters(), lr=0.005).step()
-    with record_routes(model) as new:
-        model(ids)
-    print("a character's experts in 4 layers, before and after one gradient step; * marks a flip\n")
-    for s, character in enumerate(ids[0].tolist()):
-        choices = zip(*(r.indices[:, 0, s].sort(-1).values.tolist() for r in (old, new)))
-        print(f"   {character:c}  ", *(f"  {a} -> {b} {' *'[a != b]}" for a, b in choices))
-    with replay_routes(model, old), record_routes(model) as forced:
-        model(ids)
-    flips, none = (flip_rate(old.indices, r.indices, torch.ones_like(ids)) for r in (new, forced))
-    print(f"\nflips per layer {flips.numpy().round(2)}, under replay {none.numpy()}")
-    gamma = router_shift(old.logits, new.logits, old.indices, floor=0.0)            # [1, S]
-    print(f"router shift (RSPO) mean {gamma.mean():.3f}, lowest {gamma.min():.3f}")
+    with record_routes(model) as routes, torch.no_grad():
+        model(ids)                                                                  # [1, S, V]
+    print("a character's experts in 4 layers\n")
+    for character, experts in zip(ids[0].tolist(), routes.indices[:, 0].transpose(0, 1)):
+        print(f"   {character:c}  ", *(f"  {a} {b}" for a, b in experts.sort(-1).values.tolist()))

@@ -52,11 +52,9 @@ class Rollout:
     texts: list                  # B strings, each cut before its stop string
     group_size: int
     forced_routes: object = None     # which experts must be taken (features/routing_replay.py)
-    kept_tokens: object = None       # which tokens could be drawn (features/kept_tokens.py)
     turn_rewards: torch.Tensor | None = None     # [B, T] a turn's reward at its last token, else 0
     games: list = field(default_factory=list)    # of features.turns.Game, for each response
     prefix: int = 0              # number of first tokens that all prompts share (FastSampler)
-    replayed: bool = False       # token steps were CUDA graphs (plumbing/speed/graphs.py)
     own_prompts: bool = False    # the prompts of a group differ, by an environment's reset
 
     @property
@@ -122,7 +120,7 @@ class Sampler:
 
 @torch.no_grad()
 def sample(model, tokenizer, prompts, group_size, max_new_tokens, temperature=1.0, uniforms=None,
-           stop=(), leave=None, limits=None):
+           stop=(), limits=None):
     """π_old samples G responses to each prompt -> `Rollout`, on the model's device.
 
     prompts      Q lists of token ids, or Q strings
@@ -130,8 +128,6 @@ def sample(model, tokenizer, prompts, group_size, max_new_tokens, temperature=1.
     uniforms     [B, max_new_tokens] numbers in [0, 1) that decide the tokens; None: draw new ones
     stop         strings that end a response. Their tokens are loss tokens, as is the
                  end-of-sequence token
-    leave        a function of (logits [b, V] of token t, t, which responses they are of) -> the
-                 logits to draw from, -inf where a token must not be drawn
     limits       [B] the largest number of tokens of each response; None: max_new_tokens
     """
     model.eval()
@@ -160,7 +156,6 @@ def sample(model, tokenizer, prompts, group_size, max_new_tokens, temperature=1.
     last = (position[:, 0] + limits).max() - 1           # a response that has ended goes no further
 
     for t in range(int(limits.max())):
-        logits = leave(logits, t, slice(None)) if leave else logits                 # [B, V]
         token, chosen = draw_token(logits, uniforms[:, t], temperature)             # [B], [B]
         over = ended | (t >= limits)                                                # [B]
         response[:, t] = token.masked_fill(over, pad)                               # [B]
@@ -232,13 +227,6 @@ class StopStrings(StopStringCriteria):
     transformers decodes each token after the prefix "abcdef", which not every tokenizer knows: here
     it is the first letter or digit of its own vocabulary. Raises ValueError for a string of which
     it has no token."""
-
-    def __init__(self, tokenizer, stop):
-        try:
-            super().__init__(tokenizer, stop)
-        except ValueError as error:
-            raise ValueError(f"stop string {' '.join(map(repr, stop))}: the tokenizer has no token "
-                             "that ends it") from error
 
     @staticmethod
     def clean_tokenizer_vocab(tokenizer, static_prefix=None, **options):
@@ -331,11 +319,8 @@ def token_scores(model, hidden, rollout, temperature, entropy):
     states, ids = (x.flatten(0, 1).index_select(0, where)                           # [N, D], [N]
                    for x in (hidden, rollout.response_ids))
     parts = list(zip(states.split(rows), ids.split(rows)))                          # [n, D], [n]
-    kept = rollout.kept_tokens
-    leave = kept.leave(where, rows) if kept else [None] * len(parts)
     call = token_logp if len(parts) == 1 else partial(checkpoint, token_logp, use_reentrant=False)
-    chunks = [call(head, h, y, temperature, entropy, some)
-              for (h, y), some in zip(parts, leave)]
+    chunks = [call(head, h, y, temperature, entropy) for h, y in parts]
     empty = torch.zeros(mask.numel(), device=mask.device)                           # [B·T]
     values = [empty.index_copy(0, where, torch.cat(x)).view(mask.shape)             # [B, T] each
               for x in zip(*chunks)]
@@ -361,13 +346,11 @@ def make_head(model):
     return head
 
 
-def token_logp(head, hidden, targets, temperature, entropy=True, leave=None):
+def token_logp(head, hidden, targets, temperature, entropy=True):
     """LM head (see `make_head`) and log-softmax: hidden [N, D], targets [N] -> (log-probs [N],), or
-    with entropy (log-probs [N], entropies [N]). leave: a function that puts -inf into the logits
-    of the tokens that could not be drawn."""
+    with entropy (log-probs [N], entropies [N])."""
     logits = head(hidden)                                                           # [N, V]
     logits = logits if temperature == 1 else logits / temperature                   # [N, V]
-    logits = leave(logits) if leave else logits                                     # [N, V]
     logp = logits.log_softmax(-1)                                                   # [N, V]
     chosen = logp.gather(-1, targets[:, None]).squeeze(-1)                          # [N]
     if not entropy:

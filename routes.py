@@ -119,17 +119,13 @@ def replay_routes(model, routes):
     is only one pass, every forward uses it.
 
     Only the choice of experts is forced. The gates are computed from the current scores, so the
-    router still receives a gradient. With gradient checkpointing, call backward() inside the block.
-    Raises ValueError for routes that do not fit the model or the forwards."""
+    router still receives a gradient. With gradient checkpointing, call backward() inside the block:
+    it recomputes layers. Raises ValueError for routes that do not fit the model or the forwards."""
     passes = routes.passes
     forwards = 0
     many = len(routes.passes) > 1
-    recomputed = 0          # layers that a backward recomputed
-    checkpointed = 0        # forwards that a backward will recompute
 
     def on_router(layer, router, output, shape):
-        nonlocal recomputed
-        recomputed += not shape
         if many and (not shape or forwards == len(passes)):
             raise ValueError(f"replay_routes: more forwards than the {len(passes)} recorded (with "
                              "gradient checkpointing, record one)")
@@ -150,11 +146,8 @@ def replay_routes(model, routes):
         return logits, compute_gates(router, logits, forced).to(gates.dtype), forced
 
     def on_forward(shape):
-        nonlocal forwards, checkpointed
+        nonlocal forwards
         forwards += 1
-        checkpoints = any(getattr(m, "gradient_checkpointing", False) and m.training
-                          for m in model.modules())
-        checkpointed += torch.is_grad_enabled() and checkpoints
 
     with router_hooks(model, on_router, on_forward) as layers:
         recorded = [len(p.indices) for p in passes]
@@ -164,9 +157,6 @@ def replay_routes(model, routes):
         yield
         if forwards < len(passes):
             raise ValueError(f"replay_routes: {forwards} of {len(passes)} forwards were replayed")
-        if checkpointed and not recomputed:
-            raise ValueError("replay_routes: with gradient checkpointing, backward() recomputes "
-                             "layers: call it inside the block")
 
 
 def compute_gates(router, logits, indices):

@@ -22,25 +22,14 @@ Where each name of gspo.py is found here, in the order of its sections:
     gspo_loss                    losses.py: policy_loss()
     grpo_loss                    losses.py: policy_loss(), another row of OBJECTIVES
     clipped_loss                 losses.py: token_surrogate()
-    train                        train() and, for one mini-batch, update()
+    train                        train(), train_batch() and, for one mini-batch, update()
     gsm8k                        plumbing/data/tasks.py: load_task()
 
 What a run may add (a reference policy, a critic, an entropy bonus …) is a file of features/, and
 enters at the hooks of features/feature.py. A run from flags to summary is at the bottom.
 """
 
-import os
-import sys
-
-if "OMP_WAIT_POLICY" not in os.environ:  # before torch: its threads spin while they wait for each
-    os.environ.setdefault("GOMP_SPINCOUNT", "10000")      # other, at the cost of other programs
-
-from session.arguments import check_flags_first, parse
-
-if __name__ == "__main__":
-    sys.stdout.reconfigure(errors="replace")     # for consoles without Greek letters
-    check_flags_first(sys.argv[1:])     # --help and refusals do not wait for the imports below
-
+import random
 import time
 from dataclasses import dataclass, field
 
@@ -53,15 +42,14 @@ from losses import policy_loss, token_weights
 from plumbing.data.tasks import prepare_task
 from plumbing.model.actor import load_trained_policy
 from plumbing.model.chat import name_ends
-from plumbing.model.policy import describe_fit
 from plumbing.parallel import processes
+from plumbing.refusal import Refusal
 from rollout import Rollout, Scores, take_fields
 from routes import Pass, router_shift
-from session import checkpoints, dry_run, folder as folders, screen
-from session.errors import errors_in_one_line
-from session.learner import forced, make_learner
+from session import checkpoints, screen
+from session.arguments import parse
+from session.learner import forced, longest_update, make_learner
 from session.metrics import Recorder
-from session.signals import StopSignals
 
 
 # -------------------------------------------------------------------------------- a rollout batch
@@ -100,48 +88,61 @@ class Batch:
 
 # --------------------------------------------------------------------------------------- the loop
 
-def train(settings, learner, task, recorder, saver):
-    """Rollout batches until --steps or a stop signal."""
+def train(settings, learner, task, folder, start, stop):
+    """The rollout batches after `start` until --steps or a stop signal. Returns the last one's
+    number."""
+    recorder = Recorder(folder, task, learner)
+    step = start
+    for step in range(start + 1, settings.steps + 1):
+        batch, mini, updates, times = train_batch(settings, learner, task, step)
+        held = None
+        if settings.eval_steps and step % settings.eval_steps == 0 and step < settings.steps:
+            held = held_out(settings, learner, task)
+        recorder.log(batch, mini, updates, times, held)
+        stopping = any(learner.gather([stop.since is not None]))     # in any process
+        due = settings.save_steps and step % settings.save_steps == 0
+        if due or stopping or step == settings.steps:
+            checkpoints.save(folder, learner, step)
+        if stopping:
+            break
+    return step
+
+
+def train_batch(settings, learner, task, step):
+    """One rollout batch: sample, score, compare, update. Returns (Batch, its last mini-batch, the
+    statistics of every optimizer step, when each phase began and the last one ended)."""
     G = settings.num_generations
     hooks = learner.features.hooks
-    for step in range(saver.step + 1, settings.steps + 1):
-        times = [time.perf_counter()]
-        # prompt x ─► π_old samples G responses ─► rewards, in components
-        rollout, problems, parts, sampled = collect(settings, learner, task, step)
-        times.append(read_clock(learner.device))
+    times = [time.perf_counter()]
+    # prompt x ─► π_old samples G responses ─► rewards, in components
+    rollout, problems, parts, sampled = collect(settings, learner, task, step)
+    times.append(read_clock(learner.device))
 
-        # log π_old(y|x): computed again as the updates will compute it, or as recorded in sampling
-        old = Scores(rollout.sampler_logp, None, None)                              # [B, T]
-        if settings.old_logp == "recompute":
-            old = learner.score(rollout, entropy=learner.needs_old_entropy)
-        batch = Batch(rollout, problems, parts, old.logp, routes=old.routes, sampled=sampled,
-                      step=step)
-        for after_scoring in hooks["after_scoring"]:
-            after_scoring(learner, batch, old)
-        times.append(read_clock(learner.device))
+    # log π_old(y|x): computed again as the updates will compute it, or as recorded in sampling
+    old = Scores(rollout.sampler_logp, None, None)                                  # [B, T]
+    if settings.old_logp == "recompute":
+        old = learner.score(rollout, entropy=learner.needs_old_entropy)
+    batch = Batch(rollout, problems, parts, old.logp, routes=old.routes, sampled=sampled,
+                  step=step)
+    for after_scoring in hooks["after_scoring"]:
+        after_scoring(learner, batch, old)
+    times.append(read_clock(learner.device))
 
-        # rewards ─► advantages Â
-        batch.rewards = task.total(batch.parts, G)                                  # [B]
-        batch.advantages = estimate_advantages(
-            settings.advantage, batch.rewards, G, settings.scale_rewards, parts=batch.parts,
-            part_weights=task.weights(batch.parts), mask=batch.rollout.mask, old_logp=old.logp,
-            entropy=old.entropy, **batch.extras)                                    # [B] or [B, T]
-        for change_advantages in hooks["advantages"]:
-            change_advantages(batch)
+    # rewards ─► advantages Â
+    batch.rewards = task.total(batch.parts, G)                                      # [B]
+    batch.advantages = estimate_advantages(
+        settings.advantage, batch.rewards, G, settings.scale_rewards, parts=batch.parts,
+        part_weights=task.weights(batch.parts), mask=batch.rollout.mask, old_logp=old.logp,
+        entropy=old.entropy, **batch.extras)                                        # [B] or [B, T]
+    for change_advantages in hooks["advantages"]:
+        change_advantages(batch)
 
-        # importance ratio ─► clip and optimize ─► new π_θ, a mini-batch of whole groups at a time
-        updates = []
-        for mini in mini_batches(settings, task, batch):
-            updates.append(update(settings, learner, mini))
-        times.append(read_clock(learner.device))
-
-        # what happened: the last mini-batch once more, under the new policy
-        new = learner.score(mini.rollout, entropy=True)
-        evaluate = settings.eval_steps and step % settings.eval_steps == 0 and step < settings.steps
-        held = saver.unless_stopped(lambda: held_out(settings, learner, task)) if evaluate else None
-        recorder.log(batch, mini, new, updates, times, held)
-        if saver.step_done(step):
-            break
+    # importance ratio ─► clip and optimize ─► new π_θ, a mini-batch of whole groups at a time
+    updates = []
+    for mini in mini_batches(settings, task, batch):
+        updates.append(update(settings, learner, mini))
+    times.append(read_clock(learner.device))
+    return batch, mini, updates, times
 
 
 def collect(settings, learner, task, step):
@@ -237,59 +238,64 @@ def generator_for(seed, step, attempt=0):
 # -------------------------------------------------------------------------------------- the script
 
 def run_script(settings, task=None):
-    """Everything between the command line and the summary. task: a Task in place of the one that
-    the flags name, for example Task(name, train, test, verify)."""
-    run_training(settings, task, processes.start(settings))
-    processes.stop()        # only here, where the policy that was trained is no longer in memory
-
-
-def run_training(settings, task, device):
-    """Run folder, policy, learner, the loop, and what is printed before and after it."""
+    """A run from its settings to its summary. task: a Task in place of the one that the flags name,
+    for example Task(name, train, test, verify)."""
     began = time.perf_counter()
+    device = processes.start(settings)
     task = prepare_task(settings, task)
-    with StopSignals() as signals, folders.run_folder(settings) as folder:
-        saved = None                     # the checkpoint that a run goes on from
-        if settings.resume:
-            saved = processes.on_first(lambda: checkpoints.find_newest(folder))
-        screen.print_once(screen.plan(settings, folder, task, device))
-        policy, tokenizer = load_trained_policy(settings, task, device, saved)
-        screen.print_once(name_ends(policy, tokenizer))
-        screen.print_once(task.filter_prompts(tokenizer))
-        screen.print_once(describe_fit(policy, tokenizer, task))
-        checkpoints.seed_all(settings.seed)      # the same critic if the warm-up is cached
-        learner = make_learner(settings, task, policy, tokenizer, device)
-        if settings.dry_run:
-            estimate = dry_run.Estimate(settings, learner, task, began)
-            estimate.evaluated(held_out(estimate.evaluation, learner, task))
-            train(estimate.training, learner, task, estimate, estimate)
-            return estimate.print()
-        progress = checkpoints.Progress()
-        if not saved:
-            progress.before = held_out(settings, learner, task)
-        # saves the last complete batch if an error ends the next
-        with checkpoints.Saver(folder, learner, progress, task, signals) as saver:
-            if saved:
-                screen.print_once(saver.restore(saved))
-            screen.print_once(processes.on_first(
-                lambda: folders.begin_run(settings, folder, task, saver.step)))
-            if not saved:
-                screen.print_once(screen.before(progress, time.perf_counter() - began))
-            recorder = Recorder(folder, task, learner, progress, saver.step)
-            train(settings, learner, task, recorder, saver)
-        if saver.step < settings.steps or saver.stop():
-            screen.print_once(screen.stopped(settings, folder, saver.step))
-            raise SystemExit(130)
-        after = held_out(settings, learner, task)
-        recorder.held_out(saver.step, after)
-        screen.report(settings, folder, task, progress, after, time.perf_counter() - began)
+    folder = processes.on_first(lambda: checkpoints.choose_folder(settings))
+    newest = None                    # the checkpoint that a run goes on from
+    if settings.resume:
+        *_, newest = [None, *checkpoints.list_checkpoints(folder)]
+    screen.print_once(screen.plan(settings, folder, task, device))
+    policy, tokenizer = load_trained_policy(settings, task, device, newest)
+    screen.print_once(name_ends(policy, tokenizer))
+    screen.print_once(task.filter_prompts(tokenizer))
+    random.seed(settings.seed)       # after the warm-up, which may be cached
+    torch.manual_seed(settings.seed)
+    learner = make_learner(settings, task, policy, tokenizer, device)
+    if settings.dry_run:
+        return dry_run(settings, learner, task)
+    before = None if newest else held_out(settings, learner, task)
+    start = checkpoints.restore(newest, learner) if newest else 0
+    processes.on_first(lambda: checkpoints.begin_run(settings, folder, start))
+    screen.report(folder, task, "before", before)
+    step = train(settings, learner, task, folder, start, checkpoints.Stop())
+    if step < settings.steps:
+        screen.print_once(f"stopped after batch {step} and saved; python train.py --output_dir "
+                          f"{folder} --resume continues")
+        raise SystemExit(130)
+    seconds = time.perf_counter() - began
+    screen.report(folder, task, "after", held_out(settings, learner, task), seconds=seconds,
+                  steps=step)
+    screen.print_once(f"{seconds:.0f} s; next: python eval.py ask {folder}/checkpoints/step_{step} "
+                      f"'PROMPT', python eval.py dashboard {folder}")
+
+
+def dry_run(settings, learner, task):
+    """Train on one rollout batch, then try an update with the longest responses: print the time and
+    the memory that the run needs."""
+    batch, _, _, times = train_batch(settings, learner, task, 1)
+    longest_update(learner, batch.rollout, task.max_completion_length)
+    seconds = times[-1] - times[0]
+    screen.print_once(f"{batch.problems[0].prompt!r} -> {batch.rollout.texts[0]!r}, reward "
+                      f"{batch.rewards[0]:g}\na rollout batch takes {seconds:.1f} s, all of them "
+                      f"{seconds * settings.steps / 60:.0f} min, without evaluations")
+    if learner.device.type == "cuda":
+        peak = torch.cuda.max_memory_allocated() / 2 ** 30
+        screen.print_once(f"the longest update takes {peak:.1f} GiB")
 
 
 def main(argv=None):
-    logging.disable_progress_bar()  # a bar for every checkpoint read or written; ours has its own
-    logging.set_verbosity_error()   # what it would warn of is refused, in one line
-    argv = sys.argv[1:] if argv is None else argv
-    with errors_in_one_line():
+    logging.disable_progress_bar()  # a bar for every checkpoint read or written
+    logging.set_verbosity_error()
+    try:
         run_script(parse(argv))
+    except torch.OutOfMemoryError as error:
+        raise Refusal("out of GPU memory: lower --micro_batch_size, --max_completion_length, "
+                      "--prompts_per_step or --eval_prompts, or do what docs/speed.md suggests; "
+                      "--dry_run tries the longest responses") from error
+    processes.stop()        # only here, where the policy that was trained is no longer in memory
 
 
 if __name__ == "__main__":

@@ -9,8 +9,7 @@ cannot be tried as skipped and why. Without a hub, models have random weights in
 recipes', and prompts are sums: memory and speed do not depend on what the weights are.
 
     device    the GPU and the versions
-    tests     the tests of tests/speed that need a GPU, among them planted faults of CUDA graphs
-    decoding  ms per token of sampling, eager and as CUDA graphs; TF32's speed and error
+    tests     the tests of tests/speed that need a GPU
     peaks     peak memory of an update beside the simulated one, models and flags of docs/speed.md
     recipes   two batches of each recipe: peak memory, tokens/s, seconds
     resume    a run whose last checkpoint is taken away ends in the same weights after --resume
@@ -161,31 +160,6 @@ def try_tests(bench):
     return printed.splitlines()[-1]
 
 
-def try_decoding(bench):
-    """benchmarks/decoding.py: what must be known first."""
-    if bench.prefix:
-        return skip(bench, "decoding", "a simulated GPU has no graphs")
-    small = ["--quick"] if bench.small else []
-    printed = bench.run(ROOT / "benchmarks/decoding.py", *small)
-    found = [json.loads(line) for line in printed.splitlines() if line.startswith("{")]
-    for case in found:
-        if "error" in case:
-            bench.report(f"decoding  FAILED: {case['error'][:200]}")
-        elif "tf32_error_of_log_s" in case:
-            errors = case["tf32_error_of_log_s"].items()
-            bench.report("decoding  TF32's error of log s: " + ", ".join(
-                f"L {L} {error:.1e}" for L, error in errors))
-        elif "profile" in case:
-            bench.report("decoding  32 eager steps, ms (calls): " + ", ".join(
-                f"{name} {ms} ({calls})" for name, calls, ms in case["profile"][:5]))
-        else:
-            graph = f"{case['graph_ms']:.1f}" if case["recorded"] else "not recorded"
-            bench.report(f"decoding  {case['model']} {case['format']}, {case['rows']} rows: "
-                         f"{case['eager_ms']:.1f} ms, graph {graph}; mismatch_kl "
-                         f"{case['eager_kl']:.1e}, {case['graph_kl']:.1e}")
-    return found
-
-
 PEAKS = """
 import gc, json, sys
 import torch
@@ -331,7 +305,7 @@ def failed(bench, name, error):
     return {"error": text}
 
 
-STEPS = {"device": find_device, "tests": try_tests, "decoding": try_decoding, "peaks": try_peaks,
+STEPS = {"device": find_device, "tests": try_tests, "peaks": try_peaks,
          "recipes": try_recipes, "resume": try_resume, "log_s": try_log_s, "vllm": try_vllm,
          "learns": try_learning}
 

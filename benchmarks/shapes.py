@@ -64,8 +64,8 @@ def random_rollout(V, prompts, group, P, T, unseen=0, device="cpu"):
 
 def run_updates(settings, policy, phase=lambda name: nullcontext()):
     """Two optimizer steps on cuda:0: the first makes AdamW's moments; the second has two
-    micro-batches, as gradients of the first are there during the second. With --scoring_batch_size
-    a pass without a gradient follows. phase(name): a context for "update", "step", "scoring"."""
+    micro-batches, as gradients of the first are there during the second. phase(name): a
+    context for "update", "step"."""
     G, rows = settings.num_generations, settings.mini_batch_rows
     if settings.use_peft:
         meta = policy.device.type == "meta"
@@ -92,6 +92,3 @@ def run_updates(settings, policy, phase=lambda name: nullcontext()):
                 del logp
         with phase("step"):
             optimizer.step()
-    if settings.scoring_batch_size:
-        with phase("scoring"), torch.no_grad():
-            actor(make_batch(settings.scoring_batch_size))

@@ -26,7 +26,6 @@ from itertools import cycle
 from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
-from unittest.mock import Mock
 
 import torch
 from transformers import AutoTokenizer
@@ -45,14 +44,12 @@ from plumbing.data.task import Task  # noqa: E402
 from plumbing.model.cold_start import load_cold_start, make_tiny_config  # noqa: E402
 from plumbing.model.policy import load_policy  # noqa: E402
 from session.arguments import parse  # noqa: E402
-from session.checkpoints import Saver  # noqa: E402
 from session.learner import make_learner  # noqa: E402
-from session.metrics import Recorder  # noqa: E402
 from plumbing.speed import fast  # noqa: E402
 from shapes import random_model  # noqa: E402
 from timing import (MB, command_line, in_turns, measure_limit, peak_bytes,  # noqa: E402
                     quotients, rounded, spread, table, write_json)
-from tools.trl import translate  # noqa: E402
+from tools.export import translate  # noqa: E402
 
 NEVER = 2 ** 31 - 1  # an end token that no model emits, so every completion has its full length
 FORCED = "forced length"     # name of the task whose responses all have the largest length
@@ -95,21 +92,17 @@ class Ours:
         self.task = task
         policy, self.tokenizer = load_policy(settings, task, CPU, folder)
         self.learner = make_learner(settings, task, policy, self.tokenizer, CPU)
-        self.learner.schedule = Mock()                       # a constant learning rate
+        self.learner.schedule = lambda updates: 1.0          # a constant learning rate
 
     def seconds(self, numbers, step):
         """Seconds of a batch with the problems of these numbers. With a forced length without the
         pass that the metrics need, which TRL does not make."""
         self.learner.stream = SimpleNamespace(next=lambda *_: numbers)
-        ends = []
-        saver = Mock(Saver, step=step - 1)       # a method that Saver does not have is an error
-        saver.step_done.return_value = False
-        recorder = Mock(Recorder)
-        # log(batch, mini, new, updates, times, held): after the updates, after the last pass
-        recorder.log = lambda *values: ends.extend([values[4][-1], train.read_clock(CPU)])
-        began = time.perf_counter()
-        train.train(replace(self.settings, steps=step), self.learner, self.task, recorder, saver)
-        return ends[ends_naturally(self.task)] - began
+        batch, mini, _, times = train.train_batch(self.settings, self.learner, self.task, step)
+        if ends_naturally(self.task):
+            self.learner.score(mini.rollout, entropy=True)
+            times.append(train.read_clock(CPU))
+        return times[-1] - times[0]
 
 
 class Trl:
@@ -128,7 +121,7 @@ class Trl:
         if not ends_naturally(task):
             fixed["generation_kwargs"] = {"eos_token_id": NEVER}
         recomputed = replace(settings, old_logp="recompute")     # TRL always recomputes them
-        fields, missing, _ = translate(recomputed)
+        fields, missing = translate(recomputed)
         if missing:
             raise ValueError(missing)
         config = GRPOConfig(**fields | fixed)

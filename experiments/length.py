@@ -15,8 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from plumbing.data.running_sum import longest_answer, running_sum                    # noqa: E402
-from session.arguments import parse                                             # noqa: E402
-from session.errors import errors_in_one_line                                   # noqa: E402
+from session.arguments import parse                                                  # noqa: E402
 from train import run_script                                                         # noqa: E402
 
 
@@ -39,10 +38,8 @@ def short_or_verbose(min_terms, max_terms):
 
 
 def main(argv=None):
-    argv = sys.argv[1:] if argv is None else argv
-    with errors_in_one_line():
-        settings = parse(argv)
-        run_script(settings, short_or_verbose(settings.min_terms, settings.max_terms))
+    settings = parse(sys.argv[1:] if argv is None else argv)
+    run_script(settings, short_or_verbose(settings.min_terms, settings.max_terms))
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ OLD = 0.3                        # old probability of the token; only clips of �
 SIX = {                          # of README: objectives that differ in kind; drawn larger by
     "grpo": ("per token", 1), "gspo": ("per response", 500),
     "cispo": ("weight capped", 1), "dppo": ("mask on π − π_old", 1),
-    "ipo": ("mask, both signs", 1), "sapo": ("a smooth gate", 1),
+    "dro": ("a pull, no clip", 1), "sapo": ("a smooth gate", 1),
 }
 
 

@@ -51,8 +51,6 @@ from questions import FAMILIES, FIRST, MAP, QUESTIONS                           
 from features.sampler_format import find_sampler_format                              # noqa: E402
 from plumbing.refusal import Refusal                                                 # noqa: E402
 from session.arguments import parse, parse_flags, resolve, with_defaults             # noqa: E402
-from session.errors import errors_in_one_line                                        # noqa: E402
-from tools.commands import exit_on_broken_pipe                                       # noqa: E402
 
 
 # ------------------------------------------------------------------------------- what is missing
@@ -197,8 +195,7 @@ def make(name, question, runs, variant, setting, seed):
         found = rounded(MEASURES[question.measure](seed, question.variants[variant]))
         return line | dict(figures=found, seconds=time.process_time() - began) | describe_machine()
     folder = Path("runs/questions") / f"{os.getpid()}"
-    code, printed = quietly(script.main, [*words.split(), "--output_dir", str(folder),
-                                         "--overwrite_output_dir"])
+    code, printed = quietly(script.main, [*words.split(), "--output_dir", str(folder)])
     spent = dict(seconds=round(time.process_time() - began, 2)) | describe_machine()
     metrics = folder / "metrics.jsonl"
     records = ([json.loads(text) for text in metrics.read_text(encoding="utf-8").splitlines()]
@@ -406,7 +403,6 @@ def factors():
 
 # ------------------------------------------------------------------------------ the command line
 
-@errors_in_one_line("run.py")
 def main(argv=None):
     parser = argparse.ArgumentParser(prog="experiments/run.py", description=__doc__.split("\n")[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(QUESTIONS)}")
@@ -477,5 +473,4 @@ def make_all(name, question, options):
 
 if __name__ == "__main__":
     sys.stdout.reconfigure(errors="replace")     # for consoles without Greek letters
-    with exit_on_broken_pipe():
-        main()
+    main()

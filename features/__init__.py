@@ -1,16 +1,12 @@
 """The features: what a run may add to the core, one file each, in the order in which they act.
 
 To remove one, delete its file, its import and its name in FEATURES. To add one, see feature.py.
-Beside them stands what two of them share (moving.py).
 """
 
 from features.critic import Critic
-from features.distillation import Distillation
 from features.dynamic_sampling import DynamicSampling
 from features.entropy import Entropy
-from features.kept_tokens import KeptTokens
 from features.lengths import Lengths
-from features.four_bit import FourBit
 from features.load_balancing import LoadBalancing
 from features.lora import LoRA
 from features.minibatches import Minibatches
@@ -19,15 +15,12 @@ from features.reference_kl import ReferenceKL
 from features.routing_replay import RoutingReplay
 from features.sampler_format import SamplerFormat
 from features.srpo import SRPO
-from features.token_credit import TokenCredit
 from features.trackers import Trackers
 from features.turns import Turns
 from features.vllm import VLLM
-from features.zero_variance_filter import ZeroVarianceFilter
 
 # The order is also that of their loss terms, which are added up from left to right, and of what
 # they wrap around the sampler, from the inside: RoutingReplay and VLLM replace it, Turns play with
 # whatever samples, SamplerFormat replaces the weights that are sampled.
-FEATURES = (RoutingReplay, FourBit, LoRA, KeptTokens, VLLM, Turns, SamplerFormat, DynamicSampling,
-            SRPO, TokenCredit, Distillation, ZeroVarianceFilter, Lengths, ReferenceKL, Mismatch,
-            Entropy, Critic, LoadBalancing, Minibatches, Trackers)
+FEATURES = (RoutingReplay, LoRA, VLLM, Turns, SamplerFormat, DynamicSampling, SRPO, Lengths,
+            ReferenceKL, Mismatch, Entropy, Critic, LoadBalancing, Minibatches, Trackers)

@@ -11,7 +11,7 @@ critic has an optimizer of its own, and its trainer.critic_warmup counts one bat
 
 from dataclasses import dataclass
 
-from advantages import ADVANTAGES, ValueHead, gae, place_rewards, value_loss
+from advantages import ADVANTAGES, ValueHead, gae, token_rewards, value_loss
 from features.feature import Feature, flag, refuse
 
 COEF = 0.5        # weight of the critic's loss, as in PPO2 and TRL's PPO
@@ -57,15 +57,15 @@ class Critic(Feature):
         batch.extras["values"] = old.values                                         # [B, T]
         batch.extras["lam"] = self.lam
         steps = self.warmup * learner.settings.updates_per_batch
-        while batch.step > self.warmup and learner.schedule.last_epoch < steps:
-            learner.schedule.step()                          # of updates that were skipped
+        if batch.step > self.warmup:
+            learner.set_updates(max(learner.updates, steps))     # those that were skipped, too
 
     def loss(self, micro, scores, mini):
         mask = micro.rollout.mask                                                   # [B, T]
         values = micro.extras["values"]                                             # [B, T]
         per_token = mask / mini.rollout.mask.sum().clamp(min=1)                     # [B, T]
         inputs = {x: micro.extras.get(x) for x in ("kl", "beta", "turn_rewards")}
-        rewards = place_rewards(micro.rewards, mask, parts=micro.parts,
+        rewards = token_rewards(micro.rewards, mask, parts=micro.parts,
                                 part_weights=self.task.weights(micro.parts), **inputs)    # [B, T]
         _, returns = gae(rewards, values, mask, lam=self.lam)                       # [B, T]
         loss = value_loss(scores.values, values, returns, mask, per_token)

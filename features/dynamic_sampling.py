@@ -23,10 +23,6 @@ class Flags:
 class DynamicSampling(Feature):
     flags = Flags
 
-    @classmethod
-    def on(cls, settings):
-        return settings.dynamic_sampling
-
     def __init__(self, run):
         self.run = run
 
@@ -41,7 +37,7 @@ class DynamicSampling(Feature):
         G = rollouts[0].group_size
         rows = torch.arange(len(signal) * G).view(-1, G)[keep.cpu()].flatten()      # [q · G]
         # metrics describe all of them, without what would take much memory
-        rounds[:] = [(replace(rollout, forced_routes=None, kept_tokens=None), *others)
+        rounds[:] = [(replace(rollout, forced_routes=None), *others)
                      for rollout, *others in rounds]
         problems = sum(problems, [])
         return concat(rollouts).take(rows), [problems[i] for i in rows], torch.cat(parts)[rows]

@@ -12,7 +12,7 @@ what another one adds only under a name of advantages.INPUTS; where it looks at 
 takes getattr(settings, name, 0).
 """
 
-from dataclasses import field
+from dataclasses import field, fields
 
 from plumbing.refusal import Refusal
 
@@ -32,8 +32,8 @@ class Feature:
 
     @classmethod
     def on(cls, settings):
-        """Whether the run has the feature."""
-        raise NotImplementedError(f"{cls.__name__} must define on(settings)")
+        """Whether the run has the feature: here, whether its first flag is on."""
+        return bool(getattr(settings, fields(cls.flags)[0].name))
 
     @classmethod
     def check(cls, settings):
@@ -114,21 +114,6 @@ class Features:
         self.all = list(features)
         self.hooks = {hook: [getattr(f, hook) for f in self.all if has_hook(f, hook)]
                       for hook in HOOKS}
-        self.hooks["loss"] = [self.checked(loss) for loss in self.hooks["loss"]]
-        self.terms = {}          # {name of a term of the loss: the feature that it is of}
-
-    def checked(self, loss):
-        """The hook `loss` of a feature, which raises ValueError for the name of a term that does
-        not end in _loss, by which the terms of micro-batches are added up, or that another feature
-        has."""
-        def checked_loss(*inputs):
-            terms = loss(*inputs)
-            for name in terms:
-                if not name.endswith("_loss") or self.terms.setdefault(name, loss) is not loss:
-                    raise ValueError(f"loss term {name!r} of a feature must have a name of its own "
-                                     "that ends in _loss")
-            return terms
-        return checked_loss
 
     def state_dict(self):
         """{feature: its state}, of those that have one."""
@@ -166,23 +151,14 @@ def flag(default, help, **words):
 
     choices, at_least, above, at_most   the allowed values
     must             (a function that tells whether a value is allowed, what it must be or do)
-    package          {value: the package to install for it}
     needs, without   a condition, or {condition: why or ""} for several: a value other than the
                      default needs all of them, or none of them. A condition is FLAG (it is on) or
                      FLAG=VALUE; FLAG|FLAG: one of the two (checks.check_conditions)
     unset            the text that --help shows as the default if `default` is None or empty
     section          the heading of --help that begins with this flag
-    also             other programs' names for it, where spelling alone would not find it;
-                     NAME=VALUE: the other program's name for this value
-    evaluation       whether it acts in evaluations, too (eval.py ask and passk take it then);
-                     "kept": and an evaluation of a run's checkpoint has the run's value;
-                     "problems": so, too, except with another --dataset_name
-    evaluation_needs what it needs there, as in `needs`
-    fixed            whether the saved state of a run depends on it: --resume refuses another value
-    checkpoint       whether its value is a checkpoint, which must be there before a run begins
     read             the function that reads its text, if that is not the type
     """
-    for kind in words.keys() & {"needs", "without", "evaluation_needs"}:
+    for kind in words.keys() & {"needs", "without"}:
         conditions = {words[kind]: ""} if isinstance(words[kind], str) else words[kind]
         words[kind] = {condition: why and f": {why}" for condition, why in conditions.items()}
     several = isinstance(default, (list, dict))

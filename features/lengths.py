@@ -18,10 +18,7 @@ class Flags:
     overlong_cache: float = flag(
         0.0, "DAPO: length penalty on the reward, from 0 to -1 over this last share of "
              "--max_completion_length; 0: no penalty", at_least=0, at_most=1,
-        section="long responses",
-        without={"scale_rewards=mean": "it gives rewards below 0, and MaxRL divides by the mean "
-                                       "reward of a group: use --overlong_cache 0, or "
-                                       "--scale_rewards group or none"})
+        section="long responses")
     mask_truncated_completions: bool = flag(
         False, "leave responses that were cut off at --max_completion_length out of the loss; "
                "their rewards still count in the group")

@@ -22,10 +22,6 @@ class Flags:
 class LoadBalancing(Feature):
     flags = Flags
 
-    @classmethod
-    def on(cls, settings):
-        return settings.router_aux_loss_coef > 0
-
     def __init__(self, run):
         policy = run.actor.policy
         if not find_routers(policy):

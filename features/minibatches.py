@@ -22,10 +22,6 @@ class Flags:
 class Minibatches(Feature):
     flags = Flags
 
-    @classmethod
-    def on(cls, settings):
-        return settings.save_minibatches
-
     def __init__(self, run):
         self.last = None         # the mini-batch whose micro-batches arrive
         self.records = []        # of the mini-batches of this rollout batch: lists of responses

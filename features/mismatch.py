@@ -54,7 +54,11 @@ class Mismatch(Feature):
         batch.scale_surrogate(weights)
 
     def metrics(self, batch, mini, new):
-        return weight_stats(batch.extras["mismatch_weights"], batch.rollout.mask)
+        """mismatch_ess = (Σw)² / (n·Σw²), the effective sample size as a share of the n loss tokens
+        with weights w."""
+        w = batch.extras["mismatch_weights"][batch.rollout.mask]                    # [n]
+        size = w.sum() ** 2 / (len(w) * w.square().sum()).clamp(min=1e-30)          # []
+        return {"mismatch_ess": size.item() if len(w) else None}
 
 
 def read_mask_bounds(settings):
@@ -70,20 +74,9 @@ def mismatch_correction(settings, old_logp, rollout):
     sampler = rollout.sampler_logp                                                  # [B, T]
     weights = mask.float()                                                          # [B, T]
     if settings.mismatch:
-        weights = mismatch_weight(old_logp, sampler, mask, settings.mismatch, 0.0,
-                                  settings.mismatch_high)                           # [B, T]
+        level = settings.mismatch.removesuffix("_truncate")
+        weights = mismatch_weight(old_logp, sampler, mask, level, settings.mismatch_high)  # [B, T]
     if settings.mismatch_mask:
         weights = weights * mismatch_mask(old_logp, sampler, mask, settings.mismatch_mask,
                                           *read_mask_bounds(settings))              # [B, T]
     return weights
-
-
-def weight_stats(weights, mask):
-    """How unequal importance weights w [B, T] are, over the n loss tokens: mismatch_ess =
-    (Σw)² / (n·Σw²), the effective sample size as a share of n, and mismatch_chi2 = mean (w - 1)².
-    For weights with mean 1, ess = 1 / (1 + chi2). Both are None without loss tokens."""
-    w = weights[mask]                                                               # [n]
-    if not len(w):
-        return {"mismatch_ess": None, "mismatch_chi2": None}
-    return {"mismatch_ess": (w.sum() ** 2 / (len(w) * w.square().sum()).clamp(min=1e-30)).item(),
-            "mismatch_chi2": (w - 1).square().mean().item()}

@@ -17,9 +17,8 @@ import torch.nn.functional as F
 
 from features.feature import Feature, flag, refuse
 from plumbing.engines.wrapper import Wrapper
-from plumbing.parallel.devices import autocast
 from plumbing.refusal import Refusal
-from routes import (Pass, Routes, UnknownRouter, find_routers, record_routes, replay_routes)
+from routes import Pass, Routes, find_routers, record_routes
 
 
 @dataclass(frozen=True)
@@ -63,7 +62,6 @@ class RoutingReplay(Feature):
         if not find_routers(policy):
             raise Refusal("--routing_replay needs a mixture of experts: this model is dense, or "
                           "its routers are not separate modules")
-        check_gates(policy, run.settings.autocast_dtype)
         self.together = reads_together(run.settings, policy)
 
     def after_scoring(self, learner, batch, old):
@@ -94,20 +92,6 @@ def reads_together(settings, policy):
     caches = import_module("plumbing.speed.caches")          # transformers: --help does not wait
     return (settings.plain or settings.gradient_checkpointing
             or not caches.copies_rows(policy.config))
-
-
-@torch.no_grad()
-def check_gates(policy, dtype):
-    """Refuse a policy whose routers compute their gates in an unknown way. dtype: that of
-    autocast, or None."""
-    ids = torch.tensor([[0, 1]], device=policy.device)                              # [1, 2]
-    try:
-        with autocast(policy.device, dtype), record_routes(policy) as routes:
-            policy(input_ids=ids)
-        with autocast(policy.device, dtype), replay_routes(policy, routes):
-            policy(input_ids=ids)
-    except UnknownRouter as error:
-        raise Refusal(f"--routing_replay: {error}") from None
 
 
 # -------------------------------------------------------------------- forced_routes of a rollout

@@ -13,7 +13,6 @@ import torch
 from features.feature import Feature, flag, refuse
 from plumbing.engines.wrapper import Wrapper
 from plumbing.model.copies import plain_copy
-from plumbing.refusal import Refusal
 
 SIXTEEN_BITS = ("bfloat16", "float16")
 
@@ -22,9 +21,7 @@ SIXTEEN_BITS = ("bfloat16", "float16")
 class Flags:
     sampler_dtype: str | None = flag(
         None, "number format of the sampler's copy of the weights", section="the sampler's format",
-        unset="the format of --bf16 or --fp16, else float32", evaluation=True,
-        evaluation_needs={"sampler=vllm": "it copies the weights; the other samplers evaluate "
-                                          "the checkpoint's own"},
+        unset="the format of --bf16 or --fp16, else float32",
         choices=("float32", *SIXTEEN_BITS, "int8", "int5", "int4", "int3"))
 
 
@@ -44,11 +41,10 @@ class SamplerFormat(Feature):
 
     @classmethod
     def wrap_sampler(cls, settings, sampler, training):
-        """vLLM rounds a copy of its own, and 4-bit weights are sampled as they are."""
+        """vLLM rounds a copy of its own."""
         if not training or settings.sampler == "vllm":
             return sampler
-        in_4bit = getattr(sampler.policy, "is_loaded_in_4bit", False)
-        return sampler if in_4bit else RoundedSampler(sampler, settings)
+        return RoundedSampler(sampler, settings)
 
 
 def find_sampler_format(settings):
@@ -63,13 +59,9 @@ class RoundedSampler(Wrapper):
         policy = self.sampler.policy
         try:
             self.sampler.policy = sampling_copy(policy, dtype)
-            rollout = self.sampler.sample(*inputs, **options)
+            return self.sampler.sample(*inputs, **options)
         finally:
             self.sampler.policy = policy
-        if dtype == "float16" and not rollout.sampler_logp.isfinite().all():
-            raise Refusal("--sampler_dtype float16: this policy has activations beyond "
-                          "float16's 65504; use --sampler_dtype float32")
-        return rollout
 
 
 def sampling_copy(policy, dtype):

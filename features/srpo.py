@@ -21,12 +21,11 @@ from plumbing.refusal import Refusal
 class Flags:
     stage2_dataset_name: str | None = flag(
         None, "SRPO: second source of problems, used after --stage2_step rollout batches",
-        unset="for the built-in task, longer sums", section="two stages", evaluation="problems",
+        unset="for the built-in task, longer sums", section="two stages",
         needs={"dataset_name": "the second source of the built-in task is its longer sums",
                "stage2_step": "the number of rollout batches before this source is used"})
     stage2_step: int = flag(0, "SRPO: number of rollout batches before the second source of "
-                            "problems is used; 0: one source only", at_least=0, fixed=True,
-                            evaluation="problems", without={
+                            "problems is used; 0: one source only", at_least=0, without={
                                 "environment": "an environment has one source of rows"})
 
 
@@ -43,20 +42,6 @@ class SRPO(Feature):
         if settings.stage2_step and settings.dataset_name and not settings.stage2_dataset_name:
             refuse(settings, "stage2_step",
                    "needs --stage2_dataset_name: the problems of the second stage")
-        same = settings.min_terms == settings.max_terms
-        if settings.stage2_step and settings.builtin_task and same:
-            refuse(settings, "stage2_step", f"needs --max_terms above --min_terms "
-                   f"{settings.min_terms}: the second stage adds the longer half of the built-in "
-                   "sums")
-
-    @classmethod
-    def notes(cls, settings):
-        if settings.played and not settings.stage2_step and resamples(settings):
-            return ["note: without the second stage: an environment has one source of rows"]
-        if settings.stage2_step < settings.steps:
-            return []
-        return [f"note: the second stage begins after batch {settings.stage2_step}, and this run "
-                f"ends with batch {settings.steps}"]
 
     @classmethod
     def task(cls, settings, task, load):
@@ -75,9 +60,8 @@ class SRPO(Feature):
         first = sum(problem.stage == 1 for problem in train)
         sizes = (first, len(train) - first)
         if settings.stage2_step and not all(sizes):
-            raise Refusal(f"--stage2_step {settings.stage2_step}: the "
-                          f"{'second' if first else 'first'} source has no train prompt that "
-                          "fits: raise --max_prompt_length, or leave out the flag")
+            raise Refusal(f"--stage2_step {settings.stage2_step}: the two sources have {sizes[0]} "
+                          f"and {sizes[1]} train prompts that fit, and both need some")
         self.prompts = run.stream = Stages(sizes, run.stream.seed, settings.stage2_step,
                                            resamples(settings))
 
@@ -150,19 +134,16 @@ class Stages(PromptStream):
 
 
 def join(first, second):
-    """Join two tasks, made with the same flags, into one task with two sources. The reward
-    functions of the first score both. Held-out problems of the two sources alternate, so that an
-    evaluation of the first few has both."""
+    """Join two tasks, made with the same flags, into one task with two sources, without the train
+    problems that are held out in one of them. The reward functions of the first score both.
+    Held-out problems of the two sources alternate, so that an evaluation of the first few has
+    both."""
     held_out = {(p.prompt, p.earlier) for p in first.test + second.test}
-    sources = [[p for p in task.train if (p.prompt, p.earlier) not in held_out]
-               for task in (first, second)]
-    if not all(sources):
-        raise Refusal(f"{first.name} and {second.name}: no train problem of one is left that is "
-                      "not in the other's test split")
+    train = first.train + [replace(problem, stage=2) for problem in second.train]
     for function in second.reward_functions:
         function.close()
     alternating = itertools.zip_longest(first.test, second.test)
-    later = [replace(problem, stage=2) for problem in sources[1]]
-    return replace(first, name=f"{first.name} + {second.name}", train=sources[0] + later,
+    return replace(first, name=f"{first.name} + {second.name}",
+                   train=[p for p in train if (p.prompt, p.earlier) not in held_out],
                    test=[p for pair in alternating for p in pair if p is not None],
                    notes=list(dict.fromkeys(first.notes + second.notes)))

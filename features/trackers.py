@@ -2,12 +2,9 @@
 
 import atexit
 import importlib
-import sys
 from dataclasses import asdict, dataclass
 
 from features.feature import Feature, flag
-from plumbing.data.reward_functions import describe
-from plumbing.refusal import Refusal
 
 TRACKERS = ("tensorboard", "wandb", "trackio")               # also the names of their pip packages
 
@@ -15,38 +12,20 @@ TRACKERS = ("tensorboard", "wandb", "trackio")               # also the names of
 @dataclass(frozen=True)
 class Flags:
     report_to: str | None = flag(None, "also send the metrics to this tracker", unset="none",
-                                 choices=TRACKERS, package=dict(zip(TRACKERS, TRACKERS)),
-                                 section="a tracker",
-                                 also="wandb log_with tracker logger")
+                                 choices=TRACKERS,
+                                 section="a tracker")
 
 
 class Trackers(Feature):
     flags = Flags
 
-    @classmethod
-    def on(cls, settings):
-        return settings.report_to is not None
-
     def __init__(self, run):
         self.settings = run.settings
         self.write = None
-        self.warned = False
 
     def report(self, folder, record):
-        """A tracker that does not start ends the run, in one line; one that fails later costs it
-        nothing."""
-        name = self.settings.report_to
-        numbers = flat(record)
-        try:
-            self.write = self.write or start(self.settings, folder, record["step"])
-            self.write(numbers, record["step"])
-        except (Exception, SystemExit) as error:             # whatever the package raises
-            if self.write is None:
-                raise Refusal(f"--report_to {name} does not start: {describe(error)}") from error
-            if not self.warned:
-                sys.stderr.write(f"train.py: warning: --report_to {name} raised {describe(error)}: "
-                                 f"it may lack values that {folder}/metrics.jsonl has\n")
-            self.warned = True
+        self.write = self.write or start(self.settings, folder, record["step"])
+        self.write(flat(record), record["step"])
 
 
 def start(settings, folder, step):

@@ -16,7 +16,7 @@ class Flags:
     vllm_gpu_memory_utilization: float | None = flag(
         None, "share of the device's memory for --sampler vllm, from 0 to 1", above=0,
         at_most=1, unset="0.3; on a CPU, 1 GiB for keys and values", needs="sampler=vllm",
-        section="vLLM", evaluation=True)
+        section="vLLM")
 
 
 class VLLM(Feature):

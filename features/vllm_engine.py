@@ -10,30 +10,24 @@ Tested on a CPU. What a GPU does differently has never been run: `sleep` and `wa
 vLLM's memory while the policy is trained, the share of memory, CUDA graphs.
 """
 
-import json
 import os
-import random
 import shutil
 import tempfile
 import zlib
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-import numpy
 import torch
 from torch.random import fork_rng
 
 from plumbing.engines.responses import as_rollout, ending_tokens
 from plumbing.model.copies import has_adapters, plain_copy
 from plumbing.parallel import processes
-from plumbing.refusal import Refusal, is_bug
-from rollout import response_logp, token_ids
+from plumbing.refusal import Refusal
+from rollout import Sampler, response_logp, token_ids
 
 GPU_SHARE = 0.3              # of a GPU's memory; TRL's default
 CPU_CACHE = 2 ** 30          # bytes of the KV cache on a CPU
-
-# of a config, which say nothing of the architecture
-WRITTEN_BY_SAVING = ("architectures", "dtype", "transformers_version", "_name_or_path")
 
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",       # in this process, where the weights are
@@ -43,7 +37,7 @@ ENVIRONMENT = {
 }
 
 
-class VllmSampler:
+class VllmSampler(Sampler):
     """Samples by vLLM, with the arguments of rollout.Sampler and
 
     dtype           number format of vLLM's weights and arithmetic, "float32", "bfloat16", "float16"
@@ -52,22 +46,17 @@ class VllmSampler:
                     CPU_CACHE besides the weights
     """
 
-    def __init__(self, policy, tokenizer, max_new_tokens, temperature=1.0, stop=(), *,
-                 dtype="float32", prompt_tokens=1024, memory_share=None):
-        self.policy = policy
-        self.tokenizer = tokenizer
-        self.max_new_tokens = max_new_tokens
-        self.temperature = temperature
-        self.stop = stop
+    def __init__(self, *arguments, dtype="float32", prompt_tokens=1024, memory_share=None):
+        super().__init__(*arguments)
         self.dtype = getattr(torch, dtype)
-        self.ends = ending_tokens(policy, tokenizer, stop)
-        self.engine = engine_for(policy, tokenizer, dtype, prompt_tokens + max_new_tokens,
-                                 memory_share)
+        self.ends = ending_tokens(self.policy, self.tokenizer, self.stop)
+        self.engine = engine_for(self.policy, self.tokenizer, dtype,
+                                 prompt_tokens + self.max_new_tokens, memory_share)
 
     @torch.no_grad()
     def sample(self, prompts, group_size, uniforms=None, temperature=None, limits=None):
         """See rollout.Sampler.sample; row i is drawn with a seed made of uniforms[i]. Raises
-        Refusal if vLLM cannot load the policy, or does not sample from its weights."""
+        Refusal if vLLM does not sample from the policy's weights."""
         temperature = self.temperature if temperature is None else temperature
         prompts = token_ids(self.tokenizer, prompts)
         rows = [{"prompt_token_ids": list(p)} for p in prompts for _ in range(group_size)]
@@ -117,15 +106,14 @@ def check_agreement(policy, rollout, temperature, dtype):
             "it does not sample from the weights that are trained; leave out --sampler")
 
 
-RUNNING = {}     # {settings: Engine}, at most one
+RUNNING = {}     # {(policy, settings): Engine}, at most one
 
 
 def engine_for(policy, tokenizer, dtype, longest, memory_share):
-    """The engine of this process for this architecture and these settings. longest: tokens of a
-    prompt and its response."""
+    """The engine of this process for this policy and these settings. longest: tokens of a prompt
+    and its response."""
     longest = min(longest, getattr(policy.config, "max_position_embeddings", None) or longest)
-    shape = {k: v for k, v in policy.config.to_dict().items() if k not in WRITTEN_BY_SAVING}
-    key = json.dumps([shape, dtype, longest, memory_share], sort_keys=True, default=str)
+    key = (policy, dtype, longest, memory_share)
     if key not in RUNNING:
         close_engine()                                       # its memory is needed for the new one
         RUNNING[key] = start(policy, tokenizer, dtype, longest, memory_share)
@@ -155,7 +143,7 @@ def start(policy, tokenizer, dtype, longest, memory_share):
         options["distributed_executor_backend"] = "external_launcher"     # torchrun started us
     folder = processes.on_first(lambda: saved(policy, tokenizer))
     try:
-        with keep_random_states(), errors_in_one_line(f"cannot load {type(policy).__name__}"):
+        with fork_rng():                                     # vLLM seeds the global generator
             from vllm import LLM, SamplingParams
             llm = LLM(model=folder, dtype=dtype, max_model_len=longest, seed=0,
                       logprobs_mode="processed_logprobs",    # at the temperature of sampling
@@ -212,7 +200,7 @@ class Engine:
 
     def generate(self, rows, settings):
         """(token ids, their log-probs) of a response per row, lists of B lists each."""
-        with keep_random_states(), errors_in_one_line("cannot sample"):
+        with fork_rng():
             outputs = self.llm.generate(
                 rows, [self.sampling_params(**row) for row in settings], use_tqdm=False)
         responses = [output.outputs[0] for output in outputs]
@@ -235,28 +223,3 @@ def forget_packed_experts(model):
 def plain(policy):
     """The policy without adapters: itself, or a copy with the adapters merged."""
     return plain_copy(policy) if has_adapters(policy) else policy
-
-
-@contextmanager
-def errors_in_one_line(what):
-    """Any error of vLLM in the block becomes a Refusal that says what it could not do."""
-    try:
-        yield
-    except Exception as error:
-        if is_bug(error) and not isinstance(error, ImportError):     # of a broken installation
-            raise
-        words = " ".join(str(error).split())[:300]
-        raise Refusal(f"--sampler vllm: vLLM {what}: {type(error).__name__}: {words}") from error
-
-
-@contextmanager
-def keep_random_states():
-    """vLLM seeds the global generators of Python, NumPy and torch."""
-    python = random.getstate()
-    arrays = numpy.random.get_state()
-    try:
-        with fork_rng():
-            yield
-    finally:
-        random.setstate(python)
-        numpy.random.set_state(arrays)

@@ -21,7 +21,9 @@ from plumbing.parallel import processes
 from plumbing.speed import skipped_groups
 from plumbing.speed.rollouts import join_scores
 from routes import replay_routes
-from session.arguments import BITSANDBYTES
+
+
+BAD = 3          # updates in a row that are not finite end a run
 
 
 @dataclass
@@ -36,7 +38,7 @@ class Learner:
     reward_components: object    # Task.reward_components: responses -> [B, K]
     response_logp: object        # response_logp(rollout) -> Scores; wrapped by DDP or FSDP2
     optimizer: torch.optim.Optimizer
-    schedule: object
+    schedule: object             # number of updates -> share of --learning_rate
     stream: PromptStream         # which prompts come next
     features: Features           # what the flags of features/ add
     scaler: object               # of gradients, for --fp16
@@ -44,8 +46,10 @@ class Learner:
     needs_old_entropy: bool      # whether π_old's entropies are computed
     update_options: dict         # for response_logp in an update
     frozen_batches: int          # rollout batches at the beginning that leave the policy as it is
-    widest: torch.dtype          # the most precise format of the device
     skip_zero_variance: bool     # whether an update may leave out zero-variance groups
+    rows: str                    # SHA-256 of the training rows
+    updates: int = 0             # optimizer steps so far
+    bad: int = 0                 # updates in a row that were not finite
 
     @property
     def policy(self):
@@ -62,7 +66,7 @@ class Learner:
         B = len(rollout.mask)
         # in 16 bits with as many rows as in an update, so that both round alike
         as_in_update = settings.micro_batch_size or settings.autocast_dtype
-        size = settings.scoring_batch_size or (self.rows_per_pass() if as_in_update else B)
+        size = self.rows_per_pass() if as_in_update else B
         chunks = []
         for rows in self.split(torch.arange(B), size):
             chunk = rollout.take(rows)
@@ -84,8 +88,7 @@ class Learner:
 
     def split(self, rows, size):
         """This process's share of the responses `rows` [n], at most `size` at a time."""
-        share = processes.share(len(rows)) if self.world > 1 else slice(None)
-        return rows[share].split(size)
+        return rows[processes.share(len(rows))].split(size)
 
     def rows_per_pass(self):
         """Rows of a forward pass of an update: whole groups, or a part of one. In 16 bits a row may
@@ -101,7 +104,7 @@ class Learner:
 
     def gather(self, entries):
         """The entries of all processes' lists, in their order, as one list."""
-        return sum(processes.gather(entries), []) if self.world > 1 else entries
+        return sum(processes.gather(entries), [])
 
     def step(self, mini, stats):
         """Clip the norm of the gradient of a mini-batch and change the weights, unless loss or
@@ -115,18 +118,32 @@ class Learner:
         self.scaler.unscale_(self.optimizer)
         trained = [p for group in self.optimizer.param_groups for p in group["params"]]
         norm = nn.utils.clip_grad_norm_(trained, self.settings.max_grad_norm or math.inf)
-        norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm      # of shards
-        stats["grad_norm"] = norm
-        values = torch.stack([x.to(norm.device, self.widest) for x in stats.values()])
-        stats = dict(zip(stats, values.tolist()))    # the only synchronization with the GPU
+        stats["grad_norm"] = norm.full_tensor() if hasattr(norm, "full_tensor") else norm  # shards
+        stats = {name: float(x) for name, x in stats.items()}
         stats["skipped"] = not math.isfinite(stats["grad_norm"] + stats["loss"])
-        stats["overflow"] = stats["skipped"] and overflowed(self.scaler, stats)
-        stats["empty"] = stats["tokens"] == 0
-        if not stats["skipped"] and not stats["empty"]:
+        self.stop_if_bad(stats)
+        if not stats["skipped"] and stats["tokens"]:
             self.optimizer.step()
-            self.schedule.step()
+            self.set_updates(self.updates + 1)
         self.scaler.update()
         return stats
+
+    def stop_if_bad(self, stats):
+        """End the run after BAD updates in a row that were not finite, or if all of its first batch
+        were not. A gradient that left float16's range by its scale, which the scaler then lowers,
+        does not count."""
+        overflow = self.scaler.get_scale() > 1 and math.isfinite(stats["loss"])
+        self.bad = self.bad + 1 if stats["skipped"] and not overflow else 0
+        most = BAD if self.updates else min(BAD, self.settings.updates_per_batch)
+        if self.bad == most:
+            raise SystemExit(f"{most} updates in a row had a loss or gradient that is not finite. "
+                             "The last checkpoint is intact; try a lower --learning_rate")
+
+    def set_updates(self, n):
+        """n optimizer steps have been made: set the learning rate of the next one."""
+        self.updates = n
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.settings.learning_rate * self.schedule(n)
 
 
 def make_learner(settings, task, policy, tokenizer, device):
@@ -152,30 +169,31 @@ def make_learner(settings, task, policy, tokenizer, device):
         reward_components = processes.share_reward_components(reward_components)
     wrapped = processes.wrap(actor, settings.shard)
     optimizer = make_optimizer(settings, actor)
-    return Learner(
+    learner = Learner(
         settings, device, actor, tokenizer, sampler, reward_components, wrapped, optimizer,
-        schedule=make_schedule(settings, optimizer, run.frozen_batches),
+        schedule=make_schedule(settings, run.frozen_batches),
         stream=run.stream, features=features, world=world,
         needs_old_entropy=run.needs_old_entropy, frozen_batches=run.frozen_batches,
         update_options={"entropy": run.needs_new_entropy, "record": run.needs_new_routes},
         skip_zero_variance=skipped_groups.can_be_skipped(settings, features, world),
-        widest=torch.float32 if device.type == "mps" else torch.float64,    # MPS has no float64
-        scaler=torch.amp.GradScaler(device.type, enabled=settings.fp16))
+        scaler=torch.amp.GradScaler(device.type, enabled=settings.fp16), rows=task.digest())
+    learner.set_updates(0)
+    return learner
 
 
 def make_optimizer(settings, actor):
     parameters = [p for p in actor.parameters() if p.requires_grad]
     options = dict(lr=settings.learning_rate, betas=(0.9, 0.95), weight_decay=settings.weight_decay)
-    if settings.optim in ("adamw_torch", "adamw_torch_fused"):
-        return torch.optim.AdamW(parameters, fused=settings.optim == "adamw_torch_fused", **options)
-    from bitsandbytes import optim
-    return getattr(optim, BITSANDBYTES[settings.optim])(parameters, **options)
+    if settings.optim == "adamw_8bit":
+        from bitsandbytes.optim import AdamW8bit
+        return AdamW8bit(parameters, **options)
+    return torch.optim.AdamW(parameters, fused=True, **options)
 
 
-def make_schedule(settings, optimizer, frozen_batches=0):
-    """The learning rate of every optimizer step: --warmup_steps of linear warm-up, then the
-    schedule of --lr_scheduler_type. It moves on with the optimizer: a skipped update does not
-    count. frozen_batches: rollout batches at the peak rate before all that."""
+def make_schedule(settings, frozen_batches=0):
+    """The share of the peak learning rate as a function of the optimizer steps so far:
+    --warmup_steps of linear warm-up, then the schedule of --lr_scheduler_type. A skipped update
+    does not count. frozen_batches: rollout batches at the peak rate before all that."""
     n = settings.warmup_steps
     head = frozen_batches * settings.updates_per_batch
     steps = settings.steps * settings.updates_per_batch - head
@@ -189,12 +207,7 @@ def make_schedule(settings, optimizer, frozen_batches=0):
         progress = min(1.0, (step - n) / max(1, steps - n))
         return {"linear": 1 - progress, "cosine": (1 + math.cos(math.pi * progress)) / 2,
                 "constant_with_warmup": 1.0}[settings.lr_scheduler_type]
-    return torch.optim.lr_scheduler.LambdaLR(optimizer, share)
-
-
-def overflowed(scaler, stats):
-    """Whether a gradient left float16's range only by its scale, which the scaler then lowers."""
-    return scaler.is_enabled() and math.isfinite(stats["loss"]) and scaler.get_scale() > 1
+    return share
 
 
 def forced(policy, rollout):
@@ -204,3 +217,16 @@ def forced(policy, rollout):
     if routes is None:
         return nullcontext()
     return replay_routes(policy, routes.fit_to_forwards(rollout))
+
+
+def longest_update(learner, rollout, T):
+    """Forward and backward of T random tokens after the prompts of a rollout, as many responses as
+    an update has in a pass, beside the gradients and moments of the update before."""
+    rows = min(learner.rows_per_pass(), len(rollout.mask))
+    part = rollout.take(torch.arange(rows))
+    ids = torch.randint(learner.policy.config.vocab_size, (len(part.mask), T),
+                        device=learner.device)                                      # [b, T]
+    mask = torch.ones_like(ids, dtype=torch.bool)                                   # [b, T]
+    new = learner.response_logp(replace(part, response_ids=ids, mask=mask, forced_routes=None),
+                                **learner.update_options)
+    sum(x.sum() for x in (new.logp, new.entropy, new.values) if x is not None).backward()

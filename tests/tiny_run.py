@@ -27,9 +27,9 @@ SUMS = [{"prompt": f"{a}+{b}=", "answer": str((a + b) % 10), "largest": max(a, b
         for a in range(1, 10) for b in range(1, 10)]
 ROOT = Path(__file__).resolve().parent.parent
 TRAIN = str(ROOT / "train.py")
-# .ci holds an environment of 1.5 GB, checkpoints a pretrained model
-LEFT_OUT = shutil.ignore_patterns(".git", ".ci", "runs", "checkpoints", "__pycache__",
-                                  ".pytest_cache", "*.png")
+# .venv and .ci hold environments of gigabytes, checkpoints a pretrained model
+LEFT_OUT = shutil.ignore_patterns(".git", ".ci", ".venv", "venv", "runs", "checkpoints",
+                                  "__pycache__", ".pytest_cache", "*.png")
 
 
 def flags(*words):

@@ -51,7 +51,7 @@ from ratios import sequence_ratio, token_ratio
 plt.rcParams.update({"figure.dpi": 80, "axes.spines.top": False, "axes.spines.right": False,
                      "figure.constrained_layout.use": True})
 GOOD, BAD, GREY = "#0072B2", "#D55E00", "#999999"
-SEVEN = ["grpo", "gspo", "gmpo", "cispo", "dppo", "ipo", "sapo"]
+SEVEN = ["grpo", "gspo", "gmpo", "cispo", "dppo", "sapo"]
 
 %% text
 ## The batch
@@ -119,8 +119,8 @@ token that the clip removes.
 def measure_weights(name, constants=None, **clip_range):
     """-> (weights [B, T], share of the tokens with A ≠ 0 that are removed)."""
     new = logp.clone().requires_grad_()
-    loss, stats = policy_loss(with_options(name, constants), new, old_logp, A, mask,
-                              **clip_range)
+    row = with_options(name, constants=OBJECTIVES[name].constants | (constants or {}))
+    loss, stats = policy_loss(row, new, old_logp, A, mask, **clip_range)
     gradient, = torch.autograd.grad(loss, new)                                  # [B, T]
     plain = -A[:, None] * token_weights(mask, OBJECTIVES[name].reduction)       # [B, T]
     return torch.where(plain != 0, gradient / plain, torch.nan), stats["clip_signal"].item()

@@ -6,20 +6,14 @@ This file does not depend on models or losses.
 import hashlib
 import json
 import math
-import re
-import sys
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Callable
 
 import torch
 
 from advantages import (LARGEST_REWARD, as_decimals, groups_with_signal, with_group_mean,
                         without_rounding)
-from plumbing.data.datafiles import as_messages
-from plumbing.data.reward_functions import in_parallel
-from plumbing.parallel import processes
-from plumbing.refusal import Refusal, is_bug
+from plumbing.refusal import Refusal
 
 CHARACTERS = "0123456789+=,. "   # the vocabulary of the built-in task, one token per character
 
@@ -36,7 +30,7 @@ class Task:
     #                                      for the supervised warm-up of a tiny MoE
     one_width: bool = False      # all prompts have the same number of tokens
     notes: list = field(default_factory=list)    # messages for the user about loading
-    reward_functions: tuple = ()         # RewardFunction, BatchRewardFunction
+    reward_functions: tuple = ()         # of RewardFunction
     reward_weights: tuple = ()   # one per component, in their order; (): 1 each
     ids: dict = field(default_factory=dict)      # problem -> token ids, made by `tokenizer`
     tokenizer: object = None
@@ -48,20 +42,15 @@ class Task:
     characters: str = CHARACTERS         # the vocabulary of a tiny MoE for this task
     max_completion_length: int = 256     # the longest response in tokens, unless a flag sets it
     own_length: int | None = None        # what it was before a flag set it
-    least_reward: float = -math.inf      # the smallest that the advantage can use
     played: bool = False         # with an environment: the first component is the return
     penalties: tuple = ()        # names of the components that features add after its own
 
-    def digests(self):
-        """SHA-256 of the training prompts, of the other columns of their rows and of the test rows,
-        by which --resume notices that they, or their order, are no longer the same."""
-        def digest(values):
-            text = "".join(json.dumps(value, default=lambda x: type(x).__name__)
-                           for value in values)
-            return hashlib.sha256(text.encode()).hexdigest()
-        return {"prompts": digest([p.prompt, p.earlier] for p in self.train),
-                "answers": digest([p.answer, p.row] for p in self.train),
-                "test": digest([p.prompt, p.earlier, p.answer, p.row] for p in self.test)}
+    def digest(self):
+        """SHA-256 of the training rows, by which --resume notices that they, or their order, are no
+        longer the same."""
+        rows = [(p.messages(), p.answer, p.row) for p in self.train]
+        text = json.dumps(rows, default=lambda value: type(value).__name__)
+        return hashlib.sha256(text.encode()).hexdigest()
 
     def draw_uniforms(self, generator, *rows):
         """The random numbers that draw the tokens of responses, [*rows, max_completion_length].
@@ -82,7 +71,7 @@ class Task:
     def component_names(self):
         """The names of the K components of the reward. A response is right if the first is 1."""
         names = ["return"] if self.played else []
-        names += [name for f in self.reward_functions for name in f.names or [f.name]]
+        names += [name for function in self.reward_functions for name in function.names]
         return names or ["correct"]
 
     def weights(self, components):
@@ -106,17 +95,13 @@ class Task:
         Sums that are equal on paper must be equal numbers: rounding differences within a group
         would become advantages. Components are therefore added in float64, each as the decimal
         number that it prints as (0.1, not float32's 0.100000001), and the sum is rounded once.
-        Raises Refusal for a reward below least_reward or beyond LARGEST_REWARD.
+        Raises Refusal for a reward beyond LARGEST_REWARD.
         """
         rewards = self.weighted_sum(components, group_size)                         # [B]
-        if not rewards.abs().max() < LARGEST_REWARD:
-            raise Refusal(f"a reward is {rewards[rewards.abs().argmax()]:g}: rewards must be "
-                          f"finite and below {LARGEST_REWARD:g} in size, or the sums of their "
-                          "squares overflow; return smaller ones, or lower --reward_weights")
-        if rewards.min() < self.least_reward:
-            raise Refusal(f"a reward is {rewards.min():g}: --scale_rewards mean (MaxRL) divides by "
-                          "the mean reward of a group and needs rewards of at least 0; add a "
-                          "constant to them, or use --scale_rewards group or none")
+        if not (rewards.abs() < LARGEST_REWARD).all():
+            raise Refusal(f"rewards from {rewards.min():g} to {rewards.max():g}: they must be "
+                          f"below {LARGEST_REWARD:g} in size, or the sums of their squares "
+                          "overflow")
         return rewards
 
     def weighted_sum(self, components, group_size):
@@ -143,45 +128,27 @@ class Task:
                                   settings.scale_rewards, parts=parts, mask=rollout.mask,
                                   part_weights=self.weights(parts), **turns)        # [prompts]
 
-    def reward_components(self, texts, problems, ids=None, games=()):
-        """The components of the rewards [B, K] of B responses to B problems. Several are scored at
-        a time; the responses to a prompt are adjacent.
+    def reward_components(self, texts, problems, ids=(), games=()):
+        """The components of the rewards [B, K] of B responses to B problems; the responses to a
+        prompt are adjacent.
 
         ids: the token ids of every response, for functions that ask for completion_ids. games: what
         was played with an environment, a features.turns.Game for every response. NaN means that a
-        response does not have this component; one without any is counted as an error.
+        response does not have this component.
         """
         if self.verify:
             rewards = [float(self.verify(text, p)) for text, p in zip(texts, problems)]
             return torch.tensor(rewards).view(-1, 1)
-        single = [f for f in self.reward_functions if not f.batched]
-        batched = [f for f in self.reward_functions if f.batched]
-
-        def score_response(text, problem):
-            return {name: value for f in single for name, value in
-                    f.components(text, problem.answer, problem.row).items()}
-        scores = in_parallel(score_response, texts, problems)        # B times {component: number}
-        chat = self.uses_chat(self.tokenizer)
-        for f in batched:
-            for score, value in zip(scores, f.rewards(texts, problems, ids, games, chat)):
-                score[f.name] = value
+        scores = [{} for _ in texts]
         for score, game in zip(scores, games):
             score["return"] = math.fsum(game.rewards)        # ten times 0.1 is 1
-        components = torch.tensor([[score.get(name, 0.0) for name in self.component_names]
-                                   for score in scores])                            # [B, K]
-        missing = components.isnan().all(1).nonzero().flatten().tolist()
-        if missing:
-            batched[0].errors["none"] += len(missing)
-            batched[0].first_error = (
-                f"{' '.join(f.verifier for f in self.reward_functions)} gave no reward for "
-                f"{texts[missing[0]][:40]!r}")
-        for f in self.reward_functions:
-            if f.from_file and f.first_error and not f.warned:
-                f.warned = True
-                reward = "the mean of the group" if f.batched else 0
-                sys.stderr.write(f"train.py: warning: --verifier {f.first_error}: the reward is "
-                                 f"{reward}, and verifier_errors counts such responses\n")
-        return components
+        chat = self.uses_chat(self.tokenizer)
+        for function in self.reward_functions:
+            parts = function.scores(texts, problems, ids, games, chat)
+            for score, some in zip(scores, parts):
+                score |= some
+        return torch.tensor([[score.get(name, 0.0) for name in self.component_names]
+                             for score in scores])                                  # [B, K]
 
     def uses_chat(self, tokenizer):
         """Whether prompts go through the tokenizer's chat template."""
@@ -200,14 +167,14 @@ class Task:
 
     def filter_prompts(self, tokenizer):
         """Tokenize every prompt and remove those that encode_prompt refuses. Returns a text that
-        shows the first prompt as the policy reads it, and notes; "" for the built-in task. Raises
+        shows the first prompt as the policy reads it, with a note; "" for the built-in task. Raises
         Refusal if no prompt of a split is left."""
         if self.one_width:
             self.encode(tokenizer, self.train[:1])
             return ""
         refused = []
 
-        def fitting(problems, split):
+        def fitting(problems):
             left = []
             for problem in problems:
                 try:
@@ -215,109 +182,51 @@ class Task:
                     left.append(problem)
                 except Refusal as error:
                     refused.append(str(error))
-            if problems and not left:
-                raise Refusal(f"none of the {len(problems)} {split} prompts fits; {refused[-1]}")
+            if not left:
+                raise Refusal(f"none of {len(problems)} prompts fits; {refused[-1]}")
             return left
-        total = len(self.train) + len(self.test)
-        self.train = fitting(self.train, "train")
-        self.test = fitting(self.test, "test")
-        notes = [f"{len(refused)} of {total} prompts left out; {refused[0]}"] if refused else []
-        for function in self.reward_functions:
-            if function.verifier == "math":
-                notes += describe_unreadable(function, self.train + self.test)
-        if self.uses_chat(tokenizer):
-            notes += describe_template(self, tokenizer)
-        elif self.chat_template_kwargs:
-            notes.append("note: --chat_template_kwargs has no effect: these prompts have no chat "
-                         "template")
+        self.train = fitting(self.train)
+        self.test = fitting(self.test)
+        notes = [f"{len(refused)} prompts left out; {refused[0]}\n"] if refused else []
         first, = self.encode(tokenizer, self.train[:1])
-        return "\n".join([*notes, describe_prompt(tokenizer, first)])
+        text = tokenizer.decode(first, skip_special_tokens=False)
+        return "".join([*notes, f"first prompt, {len(first)} tokens: {text!r}"])
 
 
-def describe_unreadable(function, problems):
-    """[a note] about the reference answers that math-verify cannot read, or of which it pays a
-    part, if there are any."""
-    unreadable, tried = processes.on_first(lambda: function.find_unreadable(problems))
-    if not unreadable:
-        return []
-    examples = ", ".join(f"{p.answer[-40:]!r} ({p.where})" for p in unreadable[:3])
-    return [f"note: math-verify misreads {len(unreadable)} of {tried} different reference "
-            f"answers that were tried, such as {examples}: at most the same text in \\boxed{{}} "
-            "gets a reward, or a part of it does, too; write them as numbers or LaTeX, leave "
-            "these rows out, or use --verifier exact"]
-
-
-def describe_prompt(tokenizer, ids):
-    """The first prompt as the policy reads it, special tokens included, for the screen."""
-    text = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-    text = text if len(text) <= 1200 else f"{text[:800]} … {text[-300:]}"
-    return f"first prompt, {len(ids)} tokens: {text!r}"
-
-
-def describe_template(task, tokenizer):
-    """[notes] on variables that the chat template does not have, on a template that prints today's
-    date, and on functions that get messages for rows that are texts, unlike in TRL."""
-    template = tokenizer.get_chat_template()
-    names = [name for name in task.chat_template_kwargs
-             if not re.search(rf"\b{re.escape(name)}\b", template)]
-    notes = [f"note: --chat_template_kwargs {name} has no effect: the chat template has no such "
-             "variable" for name in names]
-    try:
-        # strftime_now: in place of the function that reads the clock
-        encode_prompt(task, tokenizer, task.train[0], strftime_now="")
-    except Refusal:
-        notes.append("note: the chat template prints today's date: a run that is resumed on "
-                     "another day reads other prompts")
-    if any(p.earlier is None for p in task.train) and not task.played:
-        notes += [f"note: --verifier {f.verifier} gets messages, because the prompts go through "
-                  "the chat template: the text of a completion is completion[0]['content']"
-                  for f in task.reward_functions if f.batched and "completions" in f.inputs]
-    return notes
-
-
-def encode_prompt(task, tokenizer, problem, **variables):
+def encode_prompt(task, tokenizer, problem):
     """The token ids of a prompt of the task. If the task uses a chat template and the tokenizer has
-    one, the prompt goes through it; variables: further ones of the template.
+    one, the prompt goes through it.
 
     The task's prompt_template stands for the prompt, or for the last message of a conversation. Its
     system_prompt is a system message, unless the conversation begins with its own; without a chat
     template it is put before the prompt, separated by an empty line. Raises Refusal that names
-    the row if the prompt has no tokens, too many of them, or cannot be tokenized.
+    the row if the prompt has no tokens or too many of them.
     """
     system = task.system_prompt
     where = problem.where or repr(problem.prompt[:40])
     text = task.prompt_template.replace("{prompt}", problem.prompt)
-    try:
-        if task.uses_chat(tokenizer):
-            messages = as_messages(replace(problem, prompt=text))
-            render = partial(tokenizer.apply_chat_template, **task.chat_template_kwargs | variables)
-            if system is not None and messages[0]["role"] != "system":
-                messages.insert(0, {"role": "system", "content": system})
-                if system.strip() not in render(messages, tokenize=False):
-                    raise Refusal("the chat template drops the system message: use "
-                                  "--prompt_template instead of --system_prompt")
-            ids = render(messages, add_generation_prompt=True)["input_ids"]
-        elif problem.earlier is not None:
-            raise Refusal("it is a list of messages, which needs a chat template: give texts")
-        else:
-            ids = encode_text(tokenizer, f"{system}\n\n{text}" if system else text)
-    except Exception as error:                               # tokenizers raises bare Exceptions
-        if is_bug(error):
-            raise
-        raise Refusal(f"{where}: the prompt cannot be tokenized: {error}")
+    if task.uses_chat(tokenizer):
+        messages = replace(problem, prompt=text).messages()
+        if system is not None and messages[0]["role"] != "system":
+            messages.insert(0, {"role": "system", "content": system})
+        ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True,
+                                            **task.chat_template_kwargs)["input_ids"]
+    elif problem.earlier is not None:
+        raise Refusal(f"{where}: it is a list of messages, which needs a chat template: give texts")
+    else:
+        ids = encode_text(tokenizer, f"{system}\n\n{text}" if system else text)
+        if ids[-1:] == [tokenizer.eos_token_id]:     # some add it: the response would begin after
+            ids = ids[:-1]                           # the end
     if not 1 <= len(ids) <= task.max_prompt_length:
         raise Refusal(f"{where}: the prompt has {len(ids)} tokens; between 1 and "
                       f"{task.max_prompt_length} fit")
     return ids
 
 
-def encode_text(tokenizer, text):
-    """The token ids of a text with the special tokens that the tokenizer puts before it (BOS), but
-    without those that some put after it: a response would begin after the end of the sequence."""
-    ids = tokenizer(text)["input_ids"]
-    if not ids or ids[-1] not in tokenizer.all_special_ids:
-        return ids
-    plain = tokenizer(text, add_special_tokens=False)["input_ids"]
-    while ids and ids[-1:] != plain[-1:]:
-        ids.pop()
-    return ids
+def encode_text(tokenizer, text, **options):
+    """The token ids of a text. Raises Refusal for a character that a tiny MoE's tokenizer lacks."""
+    try:
+        return tokenizer(text, **options)["input_ids"]
+    except Exception:                            # tokenizers raises no other class
+        lacking = sorted({*text} - {*tokenizer.get_vocab()})
+        raise Refusal(f"{text[:80]!r}: the tokenizer lacks {' '.join(lacking)}") from None

@@ -3,24 +3,24 @@
     built-in    running_sum.py: last digits of a running sum
     your data   load_task(settings, "rows.jsonl"), load_task(settings, "openai/gsm8k")
 
-datafiles.py reads and checks rows, reward_functions.py and batch_rewards.py score responses,
-stream.py decides the order of the prompts. This file does not depend on models or losses.
+datafiles.py reads and checks rows, reward_functions.py scores responses, stream.py decides the
+order of the prompts. This file does not depend on models or losses.
 """
 
+import re
 from functools import partial
 from pathlib import Path
 
 import torch
 
-from advantages import ADVANTAGES
-from plumbing.data.batch_rewards import make_reward_function
 from plumbing.data.datafiles import load_problems
+from plumbing.data.reward_functions import RewardFunction, final_answer
 from plumbing.data.running_sum import running_sum
 from plumbing.data.task import Task
 from plumbing.parallel import processes
-from plumbing.refusal import Refusal
+from plumbing.refusal import Refusal, refuse_os_errors
 
-ANSWER_LIMIT = 3.0               # seconds per response, unless --verifier_timeout is given
+WORD = re.compile(r"[A-Za-z]{3,}")
 
 
 # ---------------------------------------------------------------------------------------- your data
@@ -31,38 +31,40 @@ def load_task(settings, dataset_name, test_dataset_name=None, rows=None):
 
     Without --verifier: math; with an environment, which needs no answers, nothing else than the
     environment gives rewards then. rows: dicts to use instead of the rows of a data set, which
-    dataset_name then only names. The task's `notes` list the rows that were left out. Raises
-    Refusal.
+    dataset_name then only names.
     """
-    rows = rows and [(f"{dataset_name} row {i}", row) for i, row in enumerate(rows, 1)]
     train, test, notes = load_problems(dataset_name, test_dataset_name, settings.columns, rows,
                                        settings.played)
     verifiers = settings.verifier or ([] if settings.played else ["math"])
-    columns = list(dict.fromkeys(name for p in [*train, *test] for name in p.row))
-    time_limit = settings.verifier_timeout or ANSWER_LIMIT
-    functions = tuple(make_reward_function(verifier, time_limit, columns)
-                      for verifier in verifiers)
-
-    template = read_text(settings, "prompt_template")
-    template = "{prompt}" if template is None else template
-    if "{prompt}" not in template:
+    functions = [RewardFunction(verifier, settings.verifier_timeout or 3.0)
+                 for verifier in verifiers]
+    if "math" in verifiers:
+        refuse_words([*train, *test])
+    for function in functions:
+        if not function.batched and function.verifier != "exact":
+            # in one process: all must use the same names
+            function.names = processes.on_first(lambda: function.find_names(train[:8]))
+    task = Task(dataset_name, train, test, None, notes=notes, reward_functions=tuple(functions),
+                played=settings.played, reward_weights=settings.reward_weights,
+                system_prompt=read_text(settings.system_prompt),
+                prompt_template=read_text(settings.prompt_template) or "{prompt}",
+                chat_template_kwargs=settings.chat_template_kwargs)
+    if "{prompt}" not in task.prompt_template:
         raise Refusal(f"--prompt_template {settings.prompt_template}: it must contain "
                       "{prompt}, which is replaced by the prompt")
-    task = Task(dataset_name, train, test, None, notes=notes, reward_functions=functions,
-                played=settings.played, reward_weights=settings.reward_weights,
-                system_prompt=read_text(settings, "system_prompt"), prompt_template=template,
-                chat_template_kwargs=settings.chat_template_kwargs)
-    for f in functions:
-        if f.from_file and not f.batched:    # by one process: all must use the same names
-            f.names = processes.on_first(lambda: f.try_references(train[:8]))
-    with_system = [p for p in [*train, *test] if p.earlier and p.earlier[0][0] == "system"]
-    if task.system_prompt is not None and with_system:
-        notes.append(f"note: {len(with_system)} of {len(train) + len(test)} prompts have a system "
-                     "message of their own, which is used instead of --system_prompt")
-    if len(set(task.component_names)) < len(task.component_names):
+    if len({*task.component_names}) < len(task.component_names):
         raise Refusal(f"--verifier {' '.join(verifiers)}: two components of the reward have the "
                       f"same name: {', '.join(task.component_names)}")
     return task
+
+
+def refuse_words(problems):
+    """Refuse words as references of --verifier math, which reads a product of letters in them."""
+    for problem in problems:
+        answer = final_answer(problem.answer)
+        if WORD.fullmatch(answer):
+            raise Refusal(f"{problem.where}: the answer {answer!r} is a word, which --verifier "
+                          "math reads as a product of letters: use exact, or FILE.py:FUNCTION")
 
 
 def prepare_task(settings, task=None):
@@ -75,22 +77,16 @@ def prepare_task(settings, task=None):
     task.stop = tuple(dict.fromkeys((*task.stop, *settings.stop)))
     task.own_length = task.own_length or task.max_completion_length
     task.max_completion_length = settings.max_completion_length or task.max_completion_length
-    if settings.scale_rewards == "mean" and "scale" in ADVANTAGES[settings.advantage].reads:
-        task.least_reward = 0.0
     return task
 
 
-def read_text(settings, name):
+@refuse_os_errors()
+def read_text(text):
     """The text of a flag, in which \\n becomes a line break. For @FILE: the text of that file
-    without a byte order mark and without its last line break. None if the flag is not given. Raises
-    Refusal if the file cannot be read."""
-    text = getattr(settings, name)
+    without a byte order mark and without its last line break."""
     if text is None or not text.startswith("@"):
         return text and text.replace("\\n", "\n")
-    try:
-        return Path(text[1:]).read_text(encoding="utf-8-sig").removesuffix("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise Refusal(f"--{name} {text}: cannot be read: {error}")
+    return Path(text[1:]).read_text(encoding="utf-8-sig").removesuffix("\n")
 
 
 def make_task(settings):
@@ -102,10 +98,5 @@ def make_task(settings):
         task = load_task(settings, settings.dataset_name, settings.test_dataset_name)
     for feature in settings.features:
         task = feature.task(settings, task, partial(load_task, settings))
-    if settings.verifier_timeout and all(f.batched or f.verifier == "exact"
-                                         for f in task.reward_functions):
-        raise Refusal(f"--verifier_timeout {settings.verifier_timeout:g} has no effect: it is "
-                      "for math and for functions of one response; a function of a whole batch "
-                      "sets its own limit")
     task.weights(torch.zeros(1, len(task.component_names)))  # raises for a wrong number of weights
     return task

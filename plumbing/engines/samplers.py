@@ -1,19 +1,15 @@
 """The samplers of a run: plain, fast, over several processes, an inference engine, or a class of
 the user's own. All have the same `sample` method (rollout.Sampler)."""
 
-from functools import lru_cache, wraps
+from functools import lru_cache
 from pathlib import Path
-from traceback import extract_tb
 
-import torch
-
-from plumbing.data.reward_functions import USER_FILES, describe, load_function
+from plumbing.data.reward_worker import load_function
 from plumbing.engines.wrapper import Wrapper
 from plumbing.parallel import processes
-from plumbing.refusal import Refusal, in_project
+from plumbing.refusal import Refusal
 from plumbing.speed.fast import FastSampler
 from plumbing.speed.rollouts import concat
-from plumbing.users_code import UsersCode
 from rollout import Sampler, StopStrings
 
 
@@ -25,36 +21,14 @@ def make_sampler(settings, policy, tokenizer, task, training=False):
     if ":" in (settings.sampler or ""):                      # FILE.py:CLASS
         name = settings.sampler
         file = Path(name.rpartition(":")[0]).resolve()
-        sampler_class = load_class(name, file, file.stat().st_mtime_ns)
-        sampler = name_in_errors(f"--sampler {name}: __init__", sampler_class)(*arguments)
-        sampler.sample = name_in_errors(f"--sampler {name}: sample", sampler.sample)
+        sampler = load_class(name, file, file.stat().st_mtime_ns)(*arguments)
     elif settings.plain:
         sampler = Sampler(*arguments)
     else:
         sampler = FastSampler(*arguments)
-        sampler.cuda_graphs = settings.cuda_graphs
     for feature in settings.features:
         sampler = feature.wrap_sampler(settings, sampler, training)
     return sampler
-
-
-def name_in_errors(what, call):
-    """The user's function `call`, whose errors become one line about `what`; those of this
-    project's functions that it calls keep their traceback."""
-    @wraps(call)
-    def called(*args, **options):
-        try:
-            with UsersCode("--sampler"):
-                return call(*args, **options)
-        except (Refusal, torch.OutOfMemoryError):
-            raise
-        except (Exception, SystemExit) as error:             # whatever the user's file raises
-            files = [frame.filename for frame in extract_tb(error.__traceback__)[1:]]
-            files = [file for file in files if file in USER_FILES or in_project(file)]
-            if files and files[-1] not in USER_FILES:
-                raise
-            raise Refusal(f"{what} raised {describe(error)}") from error
-    return called
 
 
 def check_stop(tokenizer, stop):
@@ -69,18 +43,8 @@ def check_stop(tokenizer, stop):
 @lru_cache
 def load_class(name, file, changed):
     """The class FILE.py:CLASS, loaded once per version of the file: sampling and every evaluation
-    get the same class, so that they can share an engine. Raises Refusal if it does not load or
-    has no method `sample`."""
-    try:
-        with UsersCode("--sampler", loads=True):
-            loaded = load_function(name)
-    except Refusal:
-        raise
-    except (Exception, SystemExit) as error:                 # whatever the user's file raises
-        raise Refusal(f"--sampler {name} does not load: {describe(error)}")
-    if not hasattr(loaded, "sample"):
-        raise Refusal(f"--sampler {name}: {loaded!r} has no method sample")
-    return loaded
+    get the same class, so that they can share an engine."""
+    return load_function(name)
 
 
 # --------------------------------------------------------------------------------------- wrappers

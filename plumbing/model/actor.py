@@ -7,7 +7,7 @@ import torch
 
 from plumbing.data.stream import PromptStream
 from plumbing.model.frozen import round_frozen
-from plumbing.model.policy import find_max_length, load_policy
+from plumbing.model.policy import load_policy
 from plumbing.parallel import processes
 from plumbing.parallel.devices import autocast
 from plumbing.refusal import Refusal
@@ -86,13 +86,9 @@ def load_trained_policy(settings, task, device, saved=None):
 
 def check_router_shift(policy, algorithm):
     """Refuse a policy for which RSPO's router shift is not defined."""
-    if not find_routers(policy):
-        raise Refusal(f"--algorithm {algorithm} needs a mixture of experts: this model is "
-                      "dense, or its routers are not separate modules")
-    if has_sigmoid(policy):
-        raise Refusal(f"--algorithm {algorithm}: the router shift compares softmax "
-                      f"probabilities, and the routers of {type(policy).__name__} score each "
-                      "expert by a sigmoid; use another --algorithm")
+    if not find_routers(policy) or has_sigmoid(policy):
+        raise Refusal(f"--algorithm {algorithm} compares the softmax of routers, and "
+                      f"{type(policy).__name__} has none: use another --algorithm")
 
 
 @dataclass
@@ -119,22 +115,5 @@ class Run:
         if self.reference:
             return self.reference
         with torch.random.fork_rng(devices=[]):
-            return self.freeze(load_policy(self.settings, self.task, self.device)[0])
-
-    def load_checkpoint(self, flag):
-        """(a frozen Scorer, the tokenizer) of the checkpoint that the flag names. Raises Refusal
-        as load_policy does."""
-        try:
-            policy, tokenizer = load_policy(self.settings, self.task, self.device,
-                                            getattr(self.settings, flag))
-        except Refusal as error:
-            raise Refusal(str(error).replace("--model_name_or_path", f"--{flag}")) from None
-        return self.freeze(policy), tokenizer
-
-    def freeze(self, policy):
-        """A frozen Scorer of another policy than the one that is trained."""
+            policy, _ = load_policy(self.settings, self.task, self.device)
         return make_scorer(self.settings, policy).to(self.device).requires_grad_(False)
-
-    def max_tokens(self):
-        """The largest number of tokens in a row that the policy can read; None: any number."""
-        return find_max_length(self.actor.policy)

@@ -8,27 +8,24 @@ cached in runs/cold_start, in a folder named by a hash of everything that determ
 by all algorithms.
 """
 
+import copy
 import hashlib
 import inspect
 import json
 import os
 import random
-import shutil
-import sys
-from contextlib import suppress
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
 from tqdm import tqdm
 from transformers import Qwen3MoeConfig
 
 from moe import TinyMoE
 from plumbing.data import running_sum
+from plumbing.data.task import encode_text
 from plumbing.engines.responses import pad_right
 from plumbing.parallel import processes
-from plumbing.refusal import Refusal, refuse_os_errors
-from plumbing.speed.experts import move_to_device
+from plumbing.refusal import refuse_os_errors
 from rollout import Rollout, Scorer, left_pad
 from routes import expert_share, load_balancing_loss
 
@@ -64,19 +61,14 @@ def load_cold_start(settings, task, device):
     recipe = dict(task=task.name, config=config.to_diff_dict(), steps=settings.cold_start_steps,
                   learning_rate=settings.cold_start_learning_rate, batch=BATCH, warmup=WARMUP,
                   balance=BALANCE, seed=settings.seed, torch=torch.__version__,
-                  problems=digest([[p.prompt, p.answer, p.where, p.earlier]
-                                   for p in task.train]))              # and their order
-    if task.played:          # the teacher stands in a user's file, which may change
-        recipe["teacher"] = inspect.getsource(sys.modules[task.teacher.__module__])
+                  teacher=inspect.getsource(inspect.getmodule(task.teacher)),
+                  problems=digest(repr([(p.prompt, p.answer, p.row) for p in task.train])))
+    recipe = json.dumps(recipe, sort_keys=True)
     folder = CACHE / digest(recipe)[:12]
     # only the first process trains it: transformers lets no other process write a model
     processes.on_first(lambda: folder.is_dir() or train_cold_start(
         settings, task, config, tokenizer, device, folder, recipe))
-    try:
-        policy = move_to_device(TinyMoE.from_pretrained(folder), device)
-    except (OSError, SafetensorError) as error:              # cut off, by a full disk or a crash
-        raise Refusal(f"{folder} cannot be read: {' '.join(str(error).split())}: delete it, and "
-                      "it is made again") from error
+    policy = TinyMoE.from_pretrained(folder).to(device)
     policy.name_or_path = str(folder.resolve())
     return policy, tokenizer
 
@@ -85,21 +77,17 @@ def load_cold_start(settings, task, device):
 def train_cold_start(settings, task, config, tokenizer, device, folder, recipe):
     """Train the tiny MoE and write it to the folder."""
     torch.manual_seed(settings.seed)
-    policy = move_to_device(scale_residual(TinyMoE(config)), device)
+    policy = scale_residual(TinyMoE(config)).to(device)
     supervise(policy, tokenizer, task, settings)
     partial = folder.with_name(f".partial-{folder.name}-{os.getpid()}")
     policy.save_pretrained(partial)
     tokenizer.save_pretrained(partial)
-    (partial / "recipe.json").write_text(json.dumps(recipe, indent=1), encoding="utf-8")
-    for file in partial.iterdir():       # safetensors makes files that only their owner can read
-        with suppress(OSError):          # a file system without modes
-            shutil.copymode(partial / "config.json", file)
-    try:
-        os.rename(partial, folder)
-    except OSError:
-        shutil.rmtree(partial)
-        if not folder.is_dir():          # another run has written the same model meanwhile
-            raise
+    (partial / "recipe.json").write_text(recipe, encoding="utf-8")
+    os.rename(partial, folder)           # at once, so that no folder is half written
+
+
+def digest(text):
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 @torch.no_grad()
@@ -115,11 +103,6 @@ def scale_residual(policy):
     return policy
 
 
-def digest(value):
-    """The SHA-256 of a value that JSON can write, as a hexadecimal number."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
-
-
 def supervise(policy, tokenizer, task, settings):
     """Train on the teacher's answers by next-token cross-entropy; prompt tokens are not in the
     loss."""
@@ -133,7 +116,8 @@ def supervise(policy, tokenizer, task, settings):
     scorer = Scorer(policy)
     for _ in tqdm(range(steps), desc="supervised warm-up", disable=None, leave=False):
         problems = [task.train[rng.randrange(len(task.train))] for _ in range(BATCH)]
-        answers = [task.teacher(p.copy_row() if task.played else p, rng) for p in problems]
+        answers = [task.teacher(copy.deepcopy(p.row) if task.played else p, rng)
+                   for p in problems]
         batch = make_teacher_rollout(policy, tokenizer, problems, answers)
         scores = scorer(batch, record=True)
         logp = scores.logp                                                          # [B, T]
@@ -158,12 +142,12 @@ def make_teacher_rollout(policy, tokenizer, problems, answers):
     """The teacher's answers as a Rollout with one response per prompt. The end-of-sequence token is
     a loss token. An answer is a text, or for a game a list: turns, and before and between them what
     the policy reads, which is not in the loss."""
-    prompts = [tokenizer(p.prompt)["input_ids"] for p in problems]
+    prompts = [encode_text(tokenizer, p.prompt) for p in problems]
     ids = []
     written = []
     for answer in answers:
         texts = [answer] if isinstance(answer, str) else answer
-        pieces = [tokenizer(text)["input_ids"] for text in texts]
+        pieces = [encode_text(tokenizer, text) for text in texts]
         pieces[-1] = [*pieces[-1], tokenizer.eos_token_id]
         ids.append(sum(pieces, []))
         turn = len(pieces) % 2 == 0                          # the last piece is one

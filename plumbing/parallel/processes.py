@@ -105,7 +105,7 @@ def on_first(call):
         except Refusal as error:
             result = [error]
     dist.broadcast_object_list(result)
-    if isinstance(result[0], Exception):
+    if isinstance(result[0], Refusal):
         raise result[0]
     return result[0]
 
@@ -141,13 +141,6 @@ def gathered(actor):
     yield actor.shell[0]
     for whole, shard in pairs:
         whole.data = whole.data.new_empty(0)
-
-
-def lost_peer(error):
-    """Whether an error says that another process died: gloo's message names the peer, NCCL has its
-    own error."""
-    words = "by peer" in str(error) or "Broken pipe" in str(error)
-    return world() > 1 and (isinstance(error, dist.DistError) or words)
 
 
 AT_STOP = []     # functions to call at the end of a run, before the other processes are left

@@ -36,30 +36,22 @@ class GrowingLayer(DynamicLayer):
     whole cache at every token. SmolLM2 samples 32 responses of 64 tokens a fifth faster with this
     layer; the short responses of the default run gain nothing."""
 
+    memory = None        # the keys and values are the beginning of these, [n, heads, ·, d] each
+
     def update(self, keys, values, *args, **kwargs):
         old = self.get_seq_length()
-        new = keys.shape[2]
+        length = old + keys.shape[2]
         if not old:
             self.lazy_initialization(keys, values)
-            self.buffers = [keys[:, :, :0], values[:, :, :0]]
-        if old + new > self.buffers[0].shape[2]:
-            extra = new + max(32, old // 2)
-            self.buffers = [F.pad(x, (0, 0, 0, extra)) for x in self.buffers]   # [n, heads, ·, d]
-        for buffer, x in zip(self.buffers, (keys, values)):
-            buffer[:, :, old:old + new] = x
-        self.keys, self.values = (x[:, :, :old + new] for x in self.buffers)
+            self.keys, self.values = keys[:, :, :0], values[:, :, :0]
+        moved = not self.memory or self.keys.data_ptr() != self.memory[0].data_ptr()   # other rows
+        if moved or length > self.memory[0].shape[2]:
+            extra = length - old + max(32, old // 2)
+            self.memory = [F.pad(x, (0, 0, 0, extra)) for x in (self.keys, self.values)]
+        for memory, x in zip(self.memory, (keys, values)):
+            memory[:, :, old:length] = x
+        self.keys, self.values = (memory[:, :, :length] for memory in self.memory)
         return self.keys, self.values
-
-    def batch_repeat_interleave(self, repeats):
-        self.change_rows(lambda x: x.repeat_interleave(repeats, 0))
-
-    def batch_select_indices(self, indices):
-        self.change_rows(lambda x: x.index_select(0, indices))
-
-    def change_rows(self, change):
-        length = self.get_seq_length()
-        self.buffers = [change(x) for x in self.buffers]
-        self.keys, self.values = (x[:, :, :length] for x in self.buffers)
 
 
 def make_cache(config):

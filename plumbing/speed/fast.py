@@ -12,7 +12,6 @@ side by side in one row, and an attention mask keeps them apart.
 tests/speed/test_fast_paths.py and test_logprobs.py compare tokens and gradients with rollout.py's.
 """
 
-import math
 import os
 from contextlib import nullcontext
 from dataclasses import replace
@@ -23,14 +22,12 @@ from transformers import DynamicCache
 
 import rollout as plain
 from plumbing.speed.caches import copies_rows, make_cache, shares_prefix, takes_any_mask
-from plumbing.speed.graphs import CudaGraph, FixedStep, guard
 from plumbing.speed.rollouts import select_response_routes
 from rollout import (Sampler, Scores, draw_token, end_test, finish, left_pad, pad_token,
                      token_ids)
 from routes import record_routes
 
 MIN_PREFIX = 16   # shortest shared prefix, in tokens, that is worth a forward of its own
-MIN_RECORDED = 8  # fewest tokens of a response for which recording its steps pays
 ANY = -1          # a token that belongs to every prompt, or to every response, of a packed row
 PADDING = -2      # a token that belongs to none
 MAX_PACKED = 256  # longest packed row, in tokens: attention between responses is wasted work
@@ -39,33 +36,26 @@ MAX_PACKED = 256  # longest packed row, in tokens: attention between responses i
 # ---------------------------------------------------------------------------------------- sampling
 
 class FastSampler(Sampler):
-    """A rollout.Sampler that calls fast_sample. cuda_graphs: replay token steps on a GPU, as soon
-    as a rollout batch without them has shown what they must repeat (graphs.Guard)."""
-
-    cuda_graphs = False
+    """A rollout.Sampler that calls fast_sample."""
 
     def sample(self, prompts, group_size, uniforms=None, temperature=None, **options):
         temperature = self.temperature if temperature is None else temperature
-        replays = self.cuda_graphs and guard.ready and self.policy.device.type == "cuda"
         return fast_sample(self.policy, self.tokenizer, prompts, group_size, self.max_new_tokens,
-                           temperature, uniforms, self.stop,
-                           record=CudaGraph if replays else None, **options)
+                           temperature, uniforms, self.stop, **options)
 
 
 @torch.no_grad()
 def fast_sample(model, tokenizer, prompts, group_size, max_new_tokens, temperature=1.0,
-                uniforms=None, stop=(), leave=None, limits=None, drop_every=None, record=None):
+                uniforms=None, stop=(), limits=None, drop_every=None):
     """rollout.sample, with equal rows computed once and ended rows dropped.
 
     drop_every   number of tokens between two searches for ended rows. At 1, responses of a group
                  that are equal so far share a row. None: 1 on a CPU; 16 on a GPU, where each search
                  synchronizes
-    record       graphs.CudaGraph: a token step is recorded and replayed, which needs
-                 drop_every > 1. None: it is not
     """
     if not copies_rows(model.config):
         return plain.sample(model, tokenizer, prompts, group_size, max_new_tokens, temperature,
-                            uniforms, stop, leave, limits)
+                            uniforms, stop, limits)
     model.eval()
     device = model.device
     G = group_size
@@ -87,16 +77,10 @@ def fast_sample(model, tokenizer, prompts, group_size, max_new_tokens, temperatu
     limits = torch.full((B,), T, device=device) if limits is None else limits.to(device)   # [B]
     last = (prompts[1].sum(-1).repeat_interleave(G) + limits).max() - 1
     live = torch.arange(B, device=device)                            # [b] responses not yet dropped
-    config = model.config
-    fixes = (takes_any_mask(config) and config._attn_implementation != "eager"     # as make_mask's
-             and longest >= MIN_RECORDED)
-    length = math.ceil((prompts[0].shape[1] + longest) / 16) * 16     # of fixed memory: aligned
-    rows = Rows(model, *prompts, prefix, G, last, share=drop_every == 1,
-                record=record if fixes else None, length=length)
+    rows = Rows(model, *prompts, prefix, G, last, share=drop_every == 1)
 
     for t in range(longest):
         logits = rows.logits[rows.source]                                           # [b, V]
-        logits = leave(logits, t, live) if leave else logits                        # [b, V]
         token, chosen = draw_token(logits, uniforms[live, t], temperature)          # [b], [b]
         over = ended[live] | (t >= limits[live])                                    # [b]
         token = token.masked_fill(over, pad)                                        # [b]
@@ -116,19 +100,15 @@ def fast_sample(model, tokenizer, prompts, group_size, max_new_tokens, temperatu
             rows.drop(keep, token)
         rows.step(token)
     rollout = finish(tokenizer, stop, prompts, G, response, logp, lengths, ended)
-    return replace(rollout, prefix=prefix, replayed=rows.fixed is not None)
+    return replace(rollout, prefix=prefix)
 
 
 class Rows:
     """The n rows of the model while sampling; b >= n responses read them."""
 
-    def __init__(self, model, ids, mask, prefix, group_size, last, share, record=None, length=0):
+    def __init__(self, model, ids, mask, prefix, group_size, last, share):
         """last: the largest position of a token. share: responses that are equal so far read the
-        same row; otherwise each has its own after the first token. record, length: of FixedStep,
-        which takes over then."""
-        self.record = record
-        self.length = length
-        self.fixed = None                                      # the FixedStep, once there is one
+        same row; otherwise each has its own after the first token."""
         self.step_model = torch.inference_mode()(model.__call__)  # 7 % faster than under no_grad
         self.cache = make_cache(model.config)
         self.share = share
@@ -151,14 +131,11 @@ class Rows:
             rows = self.source                                                      # [b]
             source = torch.arange(len(keep), device=keep.device)                    # [b]
         # rows are copied if responses that read the same one differ from here on, or if at least a
-        # tenth of them is no longer read: fewer do not pay for the copy, nor a half for recording
+        # tenth of them is no longer read: fewer do not pay for the copy
         splits = not self.separate and len(rows) > len(rows.unique())
-        if splits or len(rows) <= (0.5 if self.fixed else 0.9) * len(self.position):
-            if self.fixed:
-                self.fixed = self.fixed.select(rows)
-            else:
-                self.cache.batch_select_indices(rows)
-                self.attention = None if self.attention is None else self.attention[rows]
+        if splits or len(rows) <= 0.9 * len(self.position):
+            self.cache.batch_select_indices(rows)
+            self.attention = None if self.attention is None else self.attention[rows]
             self.source = source                                                    # [b]
             self.position = self.position[rows]                                     # [n]
             self.separate = not self.share
@@ -166,35 +143,12 @@ class Rows:
     def step(self, token):
         """The forward of one token per response: token [b] -> self.logits [n, V]."""
         tokens = torch.zeros_like(self.position).scatter(0, self.source, token)     # [n]
-        if self.fixed:
-            self.logits = self.fixed.step(tokens)
-            return
         if self.attention is not None:
             self.attention = F.pad(self.attention, (0, 1), value=1)                # [n, .., P+t+1]
         self.logits = self.step_model(
             input_ids=tokens[:, None], attention_mask=self.attention, use_cache=True,
             position_ids=self.position[:, None], past_key_values=self.cache).logits[:, -1]
-        if self.record and not self.share:
-            self.fix(tokens)
         self.position = (self.position + 1).clamp(max=self.last)                    # [n]
-
-    def fix(self, tokens):
-        """Let a FixedStep take over, if it repeats the step of tokens [n] that was just done."""
-        record = self.record
-        self.record = None
-        place = torch.full((1,), self.cache.get_seq_length() - 1, device=tokens.device)
-        seen = self.attention
-        if seen is None:
-            seen = torch.ones(len(tokens), 1, 1, int(place) + 1, dtype=torch.bool)
-        try:
-            fixed = FixedStep(self.step_model, self.cache, seen, self.position, place, self.last,
-                              self.length, record)
-            fixed.check_first(tokens, self.logits)
-            fixed.advance()
-            self.fixed = fixed
-            self.cache = None                    # its memory is free for what is recorded
-        except RuntimeError as error:
-            guard.give_up(error)
 
 
 def merge_equal(row, token):
@@ -268,8 +222,8 @@ def fast_response_logp(model, rollout, temperature=1.0, entropy=True, record=Fal
     """rollout.response_logp, with prompts and equal responses computed once. record: also return
     the experts that the routers chose."""
     rollout = replace(rollout, group_size=rollout.readers)   # those that can share a prompt
-    # what belongs to the rows of a forward fits only if every response keeps its row
-    keep_rows = bool(rollout.forced_routes or rollout.kept_tokens) or must_keep_rows(model)
+    # forced routes fit only if every response keeps its row
+    keep_rows = rollout.forced_routes is not None or must_keep_rows(model)
     small, source = (rollout, slice(None)) if keep_rows else merge_repeats(rollout)     # [B]
     width = rollout.mask.shape[1]
     T = width

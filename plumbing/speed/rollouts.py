@@ -20,18 +20,16 @@ def concat(rollouts):
     def right(name):
         return torch.cat([F.pad(getattr(r, name), (0, T - r.mask.shape[1])) for r in rollouts])
 
-    def join(name):
-        one, *others = (getattr(r, name) for r in rollouts)
-        return one and one.join(others, P, T)
     first = rollouts[0]
+    routes = first.forced_routes and first.forced_routes.join(
+        [r.forced_routes for r in rollouts[1:]], P, T)
     rewards = {"turn_rewards": right("turn_rewards")} if first.games else {}
     return replace(
         first, **{name: left(name) for name in ("prompt_ids", "prompt_mask")},
         **{name: right(name) for name in ("response_ids", "mask", "sampler_logp")}, **rewards,
         truncated=torch.cat([r.truncated for r in rollouts]),
         texts=[text for r in rollouts for text in r.texts],
-        **{name: join(name) for name in ("forced_routes", "kept_tokens")},
-        games=[game for r in rollouts for game in r.games],
+        forced_routes=routes, games=[game for r in rollouts for game in r.games],
         prefix=find_shared_prefix(rollouts), own_prompts=any(r.own_prompts for r in rollouts))
 
 

@@ -5,14 +5,13 @@ change.
 import torch
 
 from advantages import ADVANTAGES
-from losses import has_pull
 
 
 def can_be_skipped(settings, features, world):
     """Whether a group whose advantages are all 0 has no gradient in this run: the policy loss does
     not pull it towards π_old, and no feature adds a term to the loss. --plain skips none."""
     return (not settings.plain and world == 1 and ADVANTAGES[settings.advantage].per == "response"
-            and not features.hooks["loss"] and not has_pull(settings.row))
+            and not features.hooks["loss"] and not settings.row.kind.pulls)
 
 
 def find_live_rows(mini, rows_per_pass=None):

@@ -2,7 +2,6 @@
 python -m pytest tests/features/test_adapters.py"""
 
 import re
-import shlex
 import subprocess
 import sys
 import threading
@@ -14,7 +13,6 @@ import pytest
 import models
 import train
 from chat_server import chat_server
-from plumbing.data.reward_functions import load_function
 from tiny_run import jsonl, read_json, write
 
 ROOT = Path(train.__file__).parent
@@ -137,15 +135,6 @@ def test_a_class_for_trls_environment_factory_plays_as_it_is(games):
         assert second.startswith(f"{target}\n") and sample["reward"] == 1
 
 
-def test_trl_takes_the_same_class():
-    """What TRL asks of an environment, the adapter asks, too."""
-    trl = pytest.importorskip("trl.trainer.grpo_trainer")
-    text = Path(trl.__file__).read_text(encoding="utf-8")
-    assert 'member_name not in ("reset", "get_reward") and not member_name.startswith("_")' in text
-    kind = load_function(f"{ADAPTERS}:FromTRL")
-    assert [*kind({}).tools] == ["increase"] and kind({}).reset(target=3) == "\nCount to 3."
-
-
 def test_a_class_with_gymnasiums_reset_and_step(games):
     samples = games("FromGym", """
     places = re.findall(r"You are at (-?\\d+)", read)
@@ -211,7 +200,3 @@ def test_a_file_of_schemas_that_is_not_there_or_no_object_is_refused(own, refuse
         assert "--chat_template_kwargs @tools.json" in said and words in said, said
 
 
-def test_the_documented_commands_name_what_the_file_has():
-    page = (ROOT / "docs/data.md").read_text(encoding="utf-8").replace("\\\n", "")
-    lines = re.findall(r"^    python (recipes/adapters\.py .*)$", page, re.M)
-    assert [shlex.split(line)[1:] for line in lines] == [["Calculator", "tools.json"]]

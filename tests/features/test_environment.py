@@ -31,7 +31,7 @@ from plumbing.speed import fast
 from rollout import Sampler
 from rollout import response_logp as plain_logp
 from session.arguments import Settings
-from tiny_run import SMALL, chance, jsonl, read_json, slow, write
+from tiny_run import SMALL, read_json, slow, write
 
 ROOT = Path(train.__file__).parent
 SMOLLM2 = ROOT / "checkpoints/SmolLM2-135M-Instruct"
@@ -449,18 +449,6 @@ def test_a_run_with_an_environment_trains_with(line, run, own, capsys):
     assert "before\n  writes  " in capsys.readouterr().out
 
 
-def test_ten_rewards_of_a_tenth_are_one_and_max_turns_is_no_truncation(run, own):
-    write("mine.py", GAME)
-    every = "--stop " + " ".join("0123456789+=,.")
-    play = f"{own} --environment mine.py:Play {every} --max_completion_length 60 --temperature 3 "
-    record, = run(play)
-    assert record["truncated"] == record["out_of_turns"] == 0 and record["turns"] == 10
-    assert record["pass_rate"] == record["reward"] == 1
-    record, = run(play + "--max_turns 3", folder="other")
-    assert record["out_of_turns"] == 1 and record["truncated"] == 0 and record["turns"] == 3
-    assert record["turn_reward_4"] is None
-
-
 def test_first_turns_that_use_all_tokens_are_named_and_a_limit_per_turn_ends_them(run, own,
                                                                                   capsys):
     write("mine.py", GAME.replace("0.1,", "1.0,"))
@@ -523,16 +511,6 @@ def test_every_object_is_closed_also_after_an_error(kind, first, then, last, say
     else:
         assert len(sample().games) == 8
     assert game.kind.open == 0
-
-
-def test_rows_that_differ_only_beside_the_prompt_keep_their_own_objects(run, own):
-    write("mine.py", GAME.replace("0.1,", "self.row['worth'],"))
-    jsonl("rows.jsonl", [{"prompt": "1+2=", "answer": "3", "worth": worth}
-                         for worth in range(8) for _ in range(2)])
-    run(f"{own} --environment mine.py:Play --stop , --prompts_per_step 4 --max_turns 1")
-    rewards = {sample["reward"] for line in read_json("run/samples.jsonl")
-               for sample in line["samples"]}
-    assert len(rewards) > 1
 
 
 GREEDY = """
@@ -630,49 +608,6 @@ class Play:
             return "5", float(self.first), False
         return "", 1.0 - self.first, True
 """
-
-
-def test_dynamic_sampling_keeps_groups_of_which_one_turn_differs(run, own, calls):
-    """All responses earn 1: by their totals no group has a signal, by the returns of turns some."""
-    write("mine.py", ONE)
-    play = f"{own} {PLAY} --dynamic_sampling --algorithm gspo_token "
-    record, = run(play + "--advantage turn_returns")
-    assert record["zero_variance_groups"] < 1
-    record, = run(play, folder="other")
-    assert record["zero_variance_groups"] == 1 or record["truncated"] > 0
-
-
-@pytest.mark.parametrize("advantage", ["turn_returns", "group"])
-def test_a_return_of_weight_0_is_no_signal_whatever_it_is(advantage, run, own, capsys):
-    """What the policy earned differs, but the advantages do not: metric, filter and skipping agree
-    with them."""
-    write("mine.py", ONE + "def none(response, answer):\n    return 0\n")
-    play = (f"{own} {PLAY} --algorithm gspo_token --advantage {advantage} --temperature 2 "
-            "--verifier mine.py:none --reward_weights 0 1 --steps 3 ")
-    records = run(play + "--zero_variance_filter")
-    assert records[0]["turn_reward_1"] not in (0, 1)         # some earned it, some did not
-    for record in records:
-        assert record["zero_variance_groups"] == 1 and record["empty_minibatches"] == 2
-    assert "note: in the last 3 batches all rewards were equal" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("advantage", ["turn_returns", "reinforce_plus_plus", "gae"])
-def test_responses_that_were_cut_off_count_in_the_advantages_of_the_others(advantage, run, own,
-                                                                           calls):
-    """As --help says of --mask_truncated_completions: only their own tokens leave the loss."""
-    write("mine.py", GAME.replace("0.1,", "len(text),"))
-    estimated, updates = calls(train, "estimate_advantages"), calls(train, "update")
-    algorithm = {"turn_returns": "gspo_token"}.get(advantage, "ppo")
-    play = (f"{own} {PLAY} --algorithm {algorithm} --advantage {advantage} --temperature 2 "
-            "--max_completion_length 7 --max_turns 3 --steps_per_generation 1 ")
-    record, = run(play + "--mask_truncated_completions")
-    run(play, folder="other")
-    (*_, masked), (*_, whole) = estimated
-    assert 0 < record["truncated"] < 1 and torch.equal(masked, whole)
-    mini = updates[0][0][2]
-    cut = mini.rollout.truncated
-    assert not mini.rollout.mask[cut].any() and not mini.advantages[cut].any()
-    assert mini.advantages[~cut].any()
 
 
 def test_equal_rewards_are_not_reported_where_the_returns_of_turns_differ(run, own, capsys):
@@ -810,16 +745,6 @@ def test_the_recipe_plays_its_game_in_the_characters_of_its_class(workplace, cap
     said = capsys.readouterr().out
     assert "before\n  writes  " in said and "  reads   " in said and "after\n  writes  " in said
     assert read_json("run/metrics.jsonl")[0]["turns"] <= 4
-
-
-@pytest.mark.parametrize("line, words", [
-    ("", "attribute 'rows'"), ("--dataset_name rows.jsonl", "attribute 'characters'"),
-    ("--model_name_or_path model", "attribute 'rows'")])
-def test_what_a_class_lacks_for_the_tiny_moe_is_named(line, words, workplace, cold_start, refused):
-    chance()
-    Path("model").symlink_to(cold_start)
-    write("mine.py", ECHO)
-    assert words in refused(f"{line} --environment mine.py:Echo")
 
 
 @pytest.mark.parametrize("member, words", [

@@ -7,7 +7,7 @@ import os
 import re
 import subprocess
 import sys
-from dataclasses import fields, make_dataclass
+from dataclasses import make_dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,13 +17,12 @@ import pytest
 import train
 from features import FEATURES
 from features.entropy import Entropy
-from features.feature import HOOKS, Feature, Features, flag
+from features.feature import flag
 from features.mismatch import Mismatch
 from session import arguments
-from session.arguments import Core, Settings
 from tiny_run import TINY, chance, differences, flags, program, python, write
 
-ROOT = Path(train.__file__).parent
+
 ON = {                                                       # flags that switch it on
     "DynamicSampling": "--dynamic_sampling",
     "LoadBalancing": "--router_aux_loss_coef 0.01", "SRPO": "--algorithm srpo --stage2_step 1",
@@ -153,44 +152,6 @@ def test_resumed_or_in_micro_batches_the_plain_way_a_run_is_the_same(name, run, 
     numbers.pop("route_bytes_per_token", None)               # equal rows are recorded once
     other, *_ = run(f"{line} {1 + (name == 'Critic')} --plain --micro_batch_size 2", folder="other")
     assert {key: other[key] for key in numbers} == pytest.approx(numbers, rel=5e-3, abs=2e-5)
-
-
-def test_the_flags_of_a_feature_stand_in_its_file_alone():
-    core = {f.name for f in fields(Core)}
-    of_features = [f.name for feature in FEATURES if feature.flags for f in fields(feature.flags)]
-    assert len(of_features) == len(set(of_features)) and not core & set(of_features)
-    assert {f.name for f in fields(Settings)} == core | set(of_features)
-    for feature in FEATURES:
-        assert not feature.flags or "section" in fields(feature.flags)[0].metadata
-    assert set(ON) == set(NAMES)
-
-
-def test_only_the_hooks_of_a_feature_are_called():
-    class Quiet(Feature):
-        pass
-
-    class Loud(Feature):
-        def __init__(self, run):
-            self.loss = None                                 # no term in this run
-
-        def after_scoring(self, learner, batch, old):
-            batch.extras["heard"] = self
-
-        def loss(self, micro, scores, mini):
-            return {"loud_loss": scores.entropy.sum()}
-
-        def state_dict(self):
-            return {"count": 3}
-    loud = Loud(None)
-    features = Features([Quiet(None), loud])
-    overridden = {hook: [getattr(loud, hook)] for hook in ("after_scoring", "state_dict")}
-    assert features.hooks == dict.fromkeys(HOOKS, []) | overridden
-    assert features.state_dict() == {"Loud": {"count": 3}}
-
-
-def test_there_are_at_most_19_hooks():
-    hooks = [name for name in vars(Feature) if not name.startswith("_")]
-    assert len([*hooks, "__init__"]) <= 19, hooks
 
 
 def test_what_a_new_feature_may_get_wrong_is_an_error_that_names_it(run, monkeypatch):

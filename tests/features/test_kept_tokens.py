@@ -3,10 +3,7 @@ References: transformers' own logits warpers, an enumerated expectation, a float
 python -m pytest tests/features/test_kept_tokens.py
 """
 
-import math
 from dataclasses import replace
-from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -14,14 +11,13 @@ import torch
 from transformers.generation.logits_process import TopKLogitsWarper, TopPLogitsWarper
 
 import models
-from features.kept_tokens import KeepingSampler, KeptSets, kept_tokens, mask_others
+from features.kept_tokens import KeepingSampler, kept_tokens, mask_others
 from losses import policy_loss
 from plumbing.data.running_sum import builtin_tokenizer
 from experiments import stale
 from plumbing.speed import fast
 from ratios import token_ratio
-from rollout import Sampler, response_logp, token_logp
-from tiny_run import read_json
+from rollout import Sampler, response_logp
 
 PROMPTS = [[3, 10, 4, 11], [7, 10, 2, 10, 9, 11], [1, 11]]
 TOKENIZER = builtin_tokenizer()
@@ -74,18 +70,6 @@ def test_the_ratio_is_1_and_without_the_sets_the_surviving_mass(kind, settings):
     assert mass.max() <= 1 + 1e-6 and mass.mean() < 0.97
 
 
-def test_entropies_are_those_of_the_kept_tokens():
-    logits = draw(5, 9)
-    kept = kept_tokens(logits, 0.8, 0)
-    found = token_logp(lambda hidden: hidden, logits, kept[:, 0], 1.0, True,
-                       leave=partial(mask_others, kept=kept))
-    for row, chosen, entropy in zip(range(5), *(x.tolist() for x in found)):
-        mass = {k: math.exp(logits[row, k]) for k in set(kept[row].tolist())}
-        p = {k: x / sum(mass.values()) for k, x in mass.items()}
-        assert chosen == pytest.approx(math.log(p[kept[row, 0].item()]))
-        assert entropy == pytest.approx(-sum(x * math.log(x) for x in p.values()))
-
-
 @pytest.mark.parametrize("renormalized", [True, False])
 def test_the_gradient_is_that_of_the_expected_reward_under_the_truncated_policy(renormalized):
     """Enumerated over the kept tokens of π_old: E[w·A·∇log π] with both renormalized is the
@@ -123,32 +107,8 @@ def test_a_run_scores_what_it_sampled(flags, run):
     assert record.get("kl", 0) < 1e-9
 
 
-def test_without_the_sets_every_ratio_is_off(run, monkeypatch):
-    monkeypatch.setattr(KeptSets, "leave", lambda sets, where, size: [None] * len(where))
-    assert run("--learning_rate 1e-12 --top_p 0.8")[0]["mismatch_kl"] > 1e-3
-
-
-@pytest.mark.parametrize("flags, words", {
-    "--top_p 1.5": "is not at most 1", "--top_p 0": "is not above 0",
-    "--top_k -1": "is not at least 0", "--top_p 0.9 --sampler vllm": "built-in sampler"}.items())
-def test_what_cannot_be_is_refused(flags, words, refused):
-    assert words in refused(flags)
-
-
 def test_a_sampler_of_ones_own_returns_the_sets(run):
     words = run.refused(f"--top_p 0.8 --sampler {stale.__file__}:Stale0", begun=True)
     assert 'Stale0 does not return the kept tokens (Rollout.kept_tokens' in words
 
 
-def saved_group(folder):
-    return read_json(Path(folder, "tokens.jsonl"))[0]
-
-
-def test_the_page_of_a_run_knows_the_sets_and_the_responses_that_were_cut_off(run):
-    run("--prompts_per_step 8 --top_p 0.9 --max_completion_length 3 --mask_truncated_completions")
-    group = saved_group("run")
-    for mask, tokens, sets in zip(group["mask"], group["tokens"], group["kept"]):
-        assert all(token in kept for m, token, kept in zip(mask, tokens, sets) if m)
-    run("--max_completion_length 1 --mask_truncated_completions", folder="short")
-    group = saved_group("short")
-    assert group["cut_off"] == [True] * 4 and all(len(tokens) == 1 for tokens in group["tokens"])

@@ -8,42 +8,14 @@ import pytest
 import torch
 
 import train
-from features.lengths import Lengths, overlong_zone
-from session.arguments import Settings
-from tiny_run import jsonl, read_json, state, write
+from features.lengths import Lengths
+from tiny_run import jsonl, state, write
 
 CUT = "--max_completion_length 3 --mask_truncated_completions "      # answers of one number have
-HELD = "--lr_scheduler_type constant_with_warmup "                   # three tokens, of two, five
+
+
 PLAYED = ("--model_name_or_path policy --dataset_name sums.jsonl --stop , "
           "--environment mine.py:Always --max_completion_length 4")
-
-
-@pytest.mark.parametrize("share", ["0.05", "0.2", "0.5"])
-def test_no_right_answer_of_the_built_in_task_is_overlong(share, run, calls):
-    seen = calls(Lengths, "after_scoring")
-    [record] = run(f"--algorithm dapo --overlong_cache {share}")
-    [((feature, _, batch, _), _, _)] = seen
-    right = batch.parts[:, 0] == 1                                                  # [B]
-    lengths = batch.rollout.mask.sum(-1)                                            # [B]
-    assert right.any() and lengths[right].max() == 5                     # the longest right ones
-    assert (batch.parts[right].sum(-1) == 1).all()                       # nothing taken off
-    assert {"correct", "overlong"} == record["reward_parts"].keys()
-    limit = feature.limit
-    assert limit == read_json("run/config.json")["resolved"]["max_completion_length"]
-    zones = [overlong_zone(float(share), n) for n in (limit, limit - 1)]
-    assert limit - zones[0] >= 5 > limit - 1 - zones[1]
-
-
-@pytest.mark.parametrize("preset", ["dapo", "dapo_paper"])
-def test_a_preset_with_a_longer_limit_evaluates_the_warm_up_with_the_same_numbers(preset, run):
-    """Its limit leaves room for the penalty's zone: the untrained policy has the pass@1 of GRPO."""
-    before = {}
-    for name in ("grpo", preset):
-        run(f"--algorithm {name} --eval_samples 4", folder=name)
-        before[name] = read_json(f"{name}/summary.json")["pass_at_1_before"]
-    limits = [read_json(f"{name}/config.json")["resolved"]["max_completion_length"]
-              for name in ("grpo", preset)]
-    assert limits[0] < limits[1] and before["grpo"] == before[preset]
 
 
 def test_the_penalty_counts_observations_and_a_response_that_was_cut_off():
@@ -95,35 +67,3 @@ def test_a_mini_batch_without_a_loss_token_is_a_step_of_zero(flags, run, cold_st
     assert flags != PLAYED or records[0]["length"] < 4            # observations do not count
 
 
-@pytest.mark.parametrize("cut", [0, 1], ids=["the first group", "the second group"])
-def test_a_mini_batch_whose_only_loss_tokens_have_no_gradient_is_a_step(cut, run, then):
-    """With and without --plain. In the second batch one group is cut off whole, the other all
-    right: there are loss tokens, so AdamW makes its step."""
-    rows = torch.arange(8)
-
-    def cut_off(rollout, settings, learner, task, problems, step, *_):
-        rollout.truncated[:] = (rows // 4 == cut) & (step == 2)
-
-    def reward(_, learner, rollout, problems):
-        right = rows % 2 == 1
-        if rollout.truncated.any():
-            right = (rows // 4 != cut) | (rows % 2 == 0)
-        return right[:, None].float()
-    then(train, "sample", cut_off)
-    then(train, "reward", reward)
-    flags = ("--steps 2 --prompts_per_step 2 --steps_per_generation 1 --warmup_steps 0 "
-             "--mask_truncated_completions " + HELD)
-    _, fast = run(flags, folder="fast")
-    _, plain = run(flags + "--plain", folder="plain")
-    assert fast["truncated"] == 0.5
-    assert fast["empty_minibatches"] == plain["empty_minibatches"] == 0
-    assert [state(name, 2)["optimizer"]["state"][0]["step"] for name in ("fast", "plain")] == [2, 2]
-    assert fast["grad_norm"] == plain["grad_norm"] == 0
-
-
-def test_a_game_keeps_its_length_limit_with_dapo():
-    """Its task is not the built-in one, whose longest answer is known."""
-    for environment, expected in ((None, 320), ("mine.py:Play", 256)):
-        task = SimpleNamespace(max_completion_length=256)
-        settings = Settings(environment=environment, overlong_cache=0.2)
-        assert Lengths.task(settings, task, None).max_completion_length == expected

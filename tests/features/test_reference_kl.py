@@ -3,16 +3,13 @@
 python -m pytest tests/features/test_reference_kl.py"""
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 
-import models
 import reference
 import train
 from features import critic
-from features.moving import move_towards
 from features.reference_kl import ReferenceKL
 from reference import penalized
 from tiny_run import state
@@ -73,20 +70,6 @@ def test_advantages_and_the_critics_targets_read_rewards_less_the_kl(line, calls
 # ------------------------------------------------------------------------- a reference that moves
 
 SYNC = "--sync_ref_model --ref_model_sync_steps"
-
-
-@pytest.mark.trl
-@pytest.mark.parametrize("share", [0.05, 0.6, 1.0])
-def test_the_reference_moves_by_its_share_as_trls_and_never_the_policy(share):
-    """TRL's own step for sync_ref_model, which its SDPO also uses for the averaged teacher."""
-    callbacks = pytest.importorskip("trl.trainer.callbacks")
-    policy, ours, theirs = (models.make("tiny_moe", seed=seed) for seed in (0, 1, 1))
-    own = [p.detach().clone() for p in policy.parameters()]
-    move_towards(SimpleNamespace(policy=ours), policy, share)
-    callbacks.SyncRefModelCallback._sync_target_model(policy, theirs, share)
-    for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-7)
-    assert all(map(torch.equal, own, policy.parameters()))
 
 
 @pytest.fixture

@@ -14,12 +14,10 @@ from features import distillation
 from models import chat_tokenizer
 from plumbing.data.datafiles import Problem
 from plumbing.data.task import Task
-from plumbing.model import cold_start as warm_up
 from plumbing.speed import fast
 from plumbing.speed.rollouts import concat
 from rollout import Sampler
-from rollout import response_logp as plain_logp
-from test_environment import LETTERS, PROMPTS, Unlimited, chat_policy, make, play
+from test_environment import LETTERS, PROMPTS, chat_policy, make, play
 from test_environment import environment  # noqa: F401
 from tiny_run import SMALL, differences, read_json, write
 
@@ -38,7 +36,6 @@ class Opens:
 """
 PROBLEMS = [Problem("3+8=", ""), Problem("9+5+1=", "")]
 TASK = Task("sums", PROBLEMS, [], None, played=True)
-TEXTS = ["a", "", "bb+c=", "a", "dd", "", "bb+c=", "7"]
 
 
 def gradients(score, model, rollout):
@@ -48,41 +45,6 @@ def gradients(score, model, rollout):
     weights = torch.rand(logp.shape, generator=torch.Generator().manual_seed(1))
     (logp * weights).sum().backward()
     return [logp.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)]
-
-
-@pytest.mark.parametrize("long", [False, True], ids=["packed", "shared prompts"])
-def test_openings_that_differ_within_a_group_are_read_and_scored_as_they_are(
-        long, environment):  # noqa: F811
-    """Three samplers draw the same; plain and fast scores and gradients agree, of the batch and of
-    parts of it; each response has its own prompt."""
-    opens = environment(OPENS)
-    model = make()
-    start = "".join("abcdef"[i % 6] for i in range(300 * long))     # beyond fast.MAX_PACKED
-    problems = [replace(p, prompt=start + p.prompt) for p in PROBLEMS]
-    prompts = TASK.encode(LETTERS, problems)
-    uniforms = torch.rand(8, 9, generator=torch.Generator().manual_seed(0))
-    rollouts = []
-    for sampler in (Sampler, fast.FastSampler, Unlimited):
-        opens.kind.texts = [*TEXTS]
-        player = play(sampler(model, LETTERS, 9, 1.0, ("+", "9")), opens)
-        rollouts.append(player.sample(prompts, 4, uniforms, problems=problems, task=TASK))
-    for rollout in rollouts:
-        assert rollout.own_prompts and rollout.group_size == 4
-        read = [LETTERS.decode(ids[mask]).replace(" ", "")
-                for ids, mask in zip(rollout.prompt_ids, rollout.prompt_mask)]
-        assert read == [problems[i // 4].prompt + TEXTS[i] for i in range(8)]
-        assert [game.opening for game in rollout.games] == TEXTS
-        assert torch.equal(rollout.response_ids, rollouts[0].response_ids)
-        torch.testing.assert_close(rollout.sampler_logp, rollouts[0].sampler_logp, atol=1e-5,
-                                   rtol=1e-5)
-    fast_one = rollouts[1]
-    assert (fast_one.prefix >= 16) == long
-    for part in (fast_one, fast_one.take(torch.arange(4, 8)), fast_one.take(torch.tensor([0, 2])),
-                 concat([fast_one.take(torch.arange(4)), fast_one.take(torch.arange(4, 8))])):
-        plain, quick = (gradients(score, model, part)
-                        for score in (plain_logp, fast.fast_response_logp))
-        torch.testing.assert_close(quick, plain, atol=2e-5, rtol=1e-4)
-    torch.testing.assert_close(plain[0], fast_one.sampler_logp, atol=1e-5, rtol=1e-5)
 
 
 def test_the_groups_of_equal_openings_share_their_prompts_as_those_without(
@@ -157,27 +119,6 @@ def test_a_dry_run_shows_the_prompt_with_its_opening(run, own, capsys):
     assert re.search(r"prompt: '\d\+\d=[24]\+'\n", said) and "  reads   '" in said
 
 
-@pytest.mark.parametrize("template", ["", "Q: {prompt} A:"])
-def test_an_opening_ends_the_last_message_of_the_user(template, environment):  # noqa: F811
-    """Inside the prompt template and the chat template."""
-    tokenizer = models.ascii_tokenizer()
-    tokenizer.chat_template = ("{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"
-                               "{% if add_generation_prompt %}<assistant>{% endif %}")
-    policy = models.make("qwen3", vocab_size=len(tokenizer), eos_token_id=tokenizer.eos_token_id)
-    opens = environment(OPENS)
-    opens.kind.texts = [" You see a wall.", " You see a door."]
-    problem = Problem("Go.", "", earlier=(("user", "Hi"), ("assistant", "Ho")))
-    task = replace(TASK, prompt_template=template or "{prompt}")
-    prompts = task.encode(tokenizer, [problem])
-    rollout = play(Sampler(policy, tokenizer, 5), opens).sample(
-        prompts, 2, torch.rand(2, 5), problems=[problem], task=task)
-    read = ["".join(tokenizer.convert_ids_to_tokens(ids[mask])) for ids, mask
-            in zip(rollout.prompt_ids, rollout.prompt_mask)]
-    start, end = (template or "{prompt}").split("{prompt}")
-    assert read == [f"<user>Hi\n<assistant>Ho\n<user>{start}Go. {seen}{end}\n<assistant>"
-                    for seen in ("You see a wall.", "You see a door.")]
-
-
 @pytest.mark.parametrize("attribute", ["", "template = False"])
 def test_control_tokens_in_an_opening_are_named_once(attribute, environment, capsys):  # noqa: F811
     tokenizer = chat_tokenizer(models.CHATML)
@@ -187,44 +128,6 @@ def test_control_tokens_in_an_opening_are_named_once(attribute, environment, cap
     player.sample([[1]], 2, torch.rand(2, 5), problems=PROBLEMS[:1], task=TASK)
     said = capsys.readouterr().err
     assert said.count("\n") == ("reset returns contains control tokens" in said) == (not attribute)
-
-
-SEEDED = """
-class Seeded:
-    template = False
-    got = []
-    def __init__(self, row):
-        pass
-    def reset(self, {parameters}):
-        Seeded.got.append({{"n": n}} | {also})
-        n.clear()
-    def step(self, text):
-        return "", 0.0, True
-"""
-
-
-@pytest.mark.parametrize("parameters, also, row, expected", [
-    ("n", "{}", {"n": [1]}, {}), ("n, **row", "row", {"n": [1], "m": 2}, {"m": 2}),
-    ("n, seed", "{'seed': seed}", {"n": [1]}, {"seed": int}),
-    ("n, seed", "{'seed': seed}", {"n": [1], "seed": 7}, {"seed": 7}),
-    ("n, **row", "row", {"n": [1], "seed": 7}, {"seed": 7})])
-def test_reset_gets_copies_of_the_columns_that_it_names_and_a_seed(parameters, also, row, expected,
-                                                                   environment):  # noqa: F811
-    """The seed is equal for the responses to a prompt; a column of this name goes before it."""
-    seeded = environment(SEEDED.format(parameters=parameters, also=also))
-    player = play(Sampler(make(), LETTERS, 4), seeded)
-    problems = [Problem("", "", row=row)] * 2
-    rollout = player.sample(PROMPTS, 2, torch.rand(4, 4), problems=problems, task=TASK)
-    assert not rollout.own_prompts and [game.opening for game in rollout.games] == [""] * 4
-    first, second, third, _ = got = seeded.kind.got
-    assert first == second
-    for entry in got:
-        assert entry.pop("n") in ([1], [])                   # what it has cleared itself
-        assert entry.keys() == expected.keys()
-    if expected == {"seed": int}:
-        assert first != third
-    else:
-        assert first == third == expected
 
 
 # --------------------------------------------------------------------------- errors, in one line
@@ -247,26 +150,6 @@ def test_a_bad_reset_ends_the_run_in_one_line(body, kind, own, refused):
     assert "--environment mine.py:Play: " in said and re.search(BAD[body], said), said
 
 
-def test_a_parameter_that_the_row_lacks_is_named(own, refused):
-    write("mine.py", NAMED.format(reset="def reset(self, depth):\n        pass"))
-    said = refused(f"{own} {PLAY} --steps 1 --output_dir run", begun=True)
-    assert "reset raised TypeError: " in said and "'depth'" in said
-
-
 # -------------------------------------------------------- the tiny MoE plays in its own characters
 
-def test_the_warm_up_of_the_tiny_moe_reads_the_opening_first(run):
-    """A teacher's list of even length begins with what reset returns, which is not in the loss."""
-    write("mine.py", NAMED.format(reset="def reset(self, tail):\n        return tail").replace(
-        "    count = 0\n", '''    characters = "0123456789+=,. "
-    rows = lambda: [{"prompt": f"{i}+", "tail": f"{i % 3}="} for i in range(9)]
-    teacher = lambda row, rng: [row["tail"], "1,", "5", "2."]
-'''))
-    run("--environment mine.py:Play --stop , . --cold_start_steps 3 --max_completion_length 6")
-    sample = read_json("run/samples.jsonl")[0]["samples"][0]
-    assert re.fullmatch(r"\d\+\d=", sample["prompt"])
-    policy = models.make()
-    rollout = warm_up.make_teacher_rollout(policy, LETTERS, [Problem("3+", "")],
-                                           [["1=", "1,", "5", "2."]])
-    assert LETTERS.decode(rollout.response_ids[0]).replace(" ", "") == "1=1,52.<eos>"
-    assert rollout.mask[0].int().tolist() == [0, 0, 1, 1, 0, 1, 1, 1]
+

@@ -7,13 +7,13 @@ recorded while sampling, and the sampler itself for what the trainer then takes.
 
 import copy
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from features.reference_kl import ReferenceKL
-from features.routing_replay import RecordingSampler, RoutingReplay, recorded_routes
+from features.routing_replay import RecordingSampler, recorded_routes
 from plumbing.data.running_sum import builtin_tokenizer
 from session import metrics as run_metrics
 from plumbing.speed import fast
@@ -69,9 +69,9 @@ def replayed(model, rollout, way="fast"):
     return logp, own(routes, rollout)
 
 
-@pytest.mark.parametrize("prompts", [SHORT, SHARED], ids=["short", "shared prefix"])
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family, way, prompts", [
+    *((family, "fast", SHORT) for family in FAMILIES), ("Qwen3-MoE", "plain", SHORT),
+    ("TinyMoE", "fast", SHARED)])
 def test_the_trainer_takes_exactly_the_samplers_experts(family, way, prompts):
     """With a sampler of other weights, which chooses otherwise; and the same routes change nothing
     where sampler and policy are one."""
@@ -85,15 +85,6 @@ def test_the_trainer_takes_exactly_the_samplers_experts(family, way, prompts):
         assert error < 1e-4 if sampler is model else error > 1e-3
 
 
-def test_responses_that_end_early_lose_no_route():
-    sampler = otherwise(make())
-    for options in (dict(temperature=0), dict(temperature=3.0)):
-        rollout = sampled(sampler, group_size=6, **options)
-        responses = rollout.forced_routes.responses.indices                         # [L, B, T-1, K]
-        assert (responses >= 0).all() and responses.shape[2] == rollout.mask.shape[1] - 1
-        assert torch.equal(replayed(make(), rollout)[1], chosen(sampler, rollout))
-
-
 def test_routes_are_cut_and_joined_with_their_rollout():
     sampler, model = otherwise(make()), make()
     whole = sampled(sampler, prompts=SHARED + SHORT)
@@ -105,18 +96,6 @@ def test_routes_are_cut_and_joined_with_their_rollout():
         assert torch.equal(replayed(model, part)[1], chosen(sampler, part))
     joined = concat([sampled(sampler, prompts=p) for p in (SHARED, SHARED[::-1])])
     assert torch.equal(replayed(model, joined)[1], chosen(sampler, joined))
-
-
-def test_one_response_per_forward_and_one_token_per_response():
-    sampler, model = otherwise(make()), make()
-    rollout = sampled(sampler)
-    part = rollout.take(torch.tensor([2]))                   # prompt and response as one
-    assert torch.equal(replayed(model, part)[1], chosen(sampler, part))
-    rollout = sampled(sampler, checkpointing=True)
-    assert torch.equal(replayed(model, rollout, "plain")[1], chosen(sampler, rollout))
-    torch.manual_seed(0)
-    short = recording(sampler, "fast", 1).sample(SHORT, 4)
-    assert torch.equal(replayed(model, short)[1], chosen(sampler, short))
 
 
 def rolled(model, width=0):
@@ -165,80 +144,30 @@ def test_routes_of_prompts_and_of_what_all_begin_with_serve_every_mini_batch(wid
         assert torch.equal(found[:, :, 1:], routes.passes[-1].indices[:, rows[start:stop]])
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_responses_with_prompts_of_their_own_keep_their_routes(way):
-    """As where an environment's reset() makes the prompts of a group differ."""
-    model = make()
-    prompts = ["3+8=", "7+=", "2=", "9+9+1=", "4+=", "5="]
-    rollout = fast.fast_sample(model, builtin_tokenizer(), prompts, 1, 5, uniforms=uniforms(6, 5))
-    rollout = replace(rollout, group_size=2, own_prompts=True)
-    with torch.no_grad(), record_routes(model) as routes:
-        WAYS[way](model, replace(rollout, forced_routes=True))
-    rollout = replace(rollout, forced_routes=recorded_routes(routes, rollout,
-                                                             together=way == "plain"))
-    after = otherwise(model)
-    for rows in ([0, 1, 2, 3, 4, 5], [4, 5, 0, 1], [3]):
-        part = rollout.take(torch.tensor(rows))
-        assert torch.equal(replayed(after, part, way)[1], chosen(model, part))
-
-
-def test_the_memory_of_routes_is_counted():
-    rollout = rolled(make())
-    routes = recorded(make(), rollout, "plain", (0, 6))                 # 3 layers
-    feature = RoutingReplay.__new__(RoutingReplay)
-    feature.settings = SimpleNamespace(old_logp="recompute")
-    feature.learner = SimpleNamespace(score=lambda rollout: SimpleNamespace(routes=None))
-    rollout = replace(rollout, forced_routes=recorded_routes(routes, rollout))
-    batch = SimpleNamespace(rollout=rollout, routes=None, extras={})
-    size = feature.metrics(batch, batch, None)["route_bytes_per_token"] * rollout.mask.sum()
-    assert size == pytest.approx(3 * (3 * 4 + 6 * 4) * (K * 8 + E * 4))  # a prompt's rows are equal
-
-
 # ------------------------------------------------------------------------------------- the script
 
 LINE = "--steps 2 --warmup_steps 0 "
 
 
-def test_with_one_policy_r3_is_r2_is_no_replay_at_first(run):
-    """Before the first update the sampler is the policy: the same log-probs and losses; in the
-    second mini-batch, the policy has moved, and replay decides."""
-    first, last = {}, {}
-    for kind in ("none", "old", "rollout"):
-        record = run(LINE + f"--algorithm grpo --learning_rate 0.05 --routing_replay {kind}",
-                     folder=kind)[0]
-        first[kind], last[kind] = (mini["grad_norm"] for mini in record["minibatches"])
-    assert [first["old"], first["rollout"]] == pytest.approx([first["none"]] * 2, rel=1e-4)
-    assert last["old"] == pytest.approx(last["rollout"], rel=1e-5)
-    assert last["old"] != pytest.approx(last["none"], rel=1e-5)
+@pytest.fixture
+def calm(monkeypatch):
+    """AdamW's first step moves a weight whose gradient is rounding alone by the whole rate, up or
+    down as the CPU's kernels round; with a larger eps it hardly moves it."""
+    monkeypatch.setattr(torch.optim, "AdamW", partial(torch.optim.AdamW, eps=1e-3))
 
 
-def test_passes_of_scoring_and_of_updates_may_differ_in_size(run):
+def test_passes_of_scoring_and_of_updates_may_differ_in_size(run, calm):
     """A pass of scoring may hold a part of a group where that of an update holds groups, and the
     other way round; one response alone is read with its prompt in one forward."""
     norms = {}
-    for kind in ("old", "rollout"):
-        for scoring, micro in ((8, 8), (2, 4), (4, 2), (1, 8), (8, 1)):
-            record = run(LINE + f"--steps 1 --algorithm grpo --learning_rate 0.05 --routing_replay "
-                         f"{kind} --beta 0.01 --scoring_batch_size {scoring} --micro_batch_size "
-                         f"{micro}", folder=f"{kind} {scoring} {micro}")[0]
-            norms[kind, scoring, micro] = [mini["grad_norm"] for mini in record["minibatches"]]
+    for kind, scoring, micro in (("old", 8, 8), ("old", 2, 4), ("old", 8, 1), ("rollout", 4, 2),
+                                 ("rollout", 1, 8)):
+        record, = run(LINE + f"--steps 1 --algorithm grpo --learning_rate 0.05 --routing_replay "
+                      f"{kind} --beta 0.01 --scoring_batch_size {scoring} --micro_batch_size "
+                      f"{micro}", folder=f"{kind} {scoring} {micro}")
+        norms[kind, scoring, micro] = [mini["grad_norm"] for mini in record["minibatches"]]
     for found in norms.values():
-        assert found == pytest.approx(norms["old", 8, 8], rel=1e-4)
-
-
-def test_the_reference_is_scored_with_the_routes_of_the_old_policy(run, calls):
-    """In the second batch π_old has moved; the reference takes its experts, so that KL of equal
-    policies is 0."""
-    features, batches = calls(ReferenceKL, "__init__"), calls(run_metrics, "batch_record")
-    run(LINE + "--routing_replay old --beta 0.1 --learning_rate 0.05")
-    [((feature, _), _, _)] = features
-    reference = feature.reference.policy
-    for (_, _, _, batch, *_), _, _ in batches:
-        with torch.no_grad(), forced(reference, batch.rollout):
-            want = fast.fast_response_logp(reference, batch.rollout).logp
-        torch.testing.assert_close(batch.extras["ref_logp"], want, atol=1e-6, rtol=0)
-    free = fast.fast_response_logp(reference, replace(batch.rollout, forced_routes=None)).logp
-    assert (free - batch.extras["ref_logp"]).abs().max() > 1e-3, "its own experts are others"
+        assert found == pytest.approx(norms["old", 8, 8], rel=5e-5)
 
 
 def test_tokens_show_the_routers_own_experts_and_the_shift_of_the_forced_ones(run, calls):

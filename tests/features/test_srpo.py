@@ -2,19 +2,14 @@
 python -m pytest tests/features/test_srpo.py"""
 
 import json
-import shutil
 import random
 from itertools import product
-from pathlib import Path
 
 import pytest
 import torch
 
-from features import dynamic_sampling
-from features.dynamic_sampling import DynamicSampling
-from features.srpo import SRPO, Stages, join
-from session.arguments import parse
-from tiny_run import TINY, jsonl, load_task, write
+from features.srpo import Stages, join
+from tiny_run import jsonl, load_task, write
 
 
 @pytest.mark.parametrize("resample, stage2_step", [*product([False, True], [None, 5])])
@@ -58,46 +53,6 @@ def test_history_resampling_drops_solved_prompts_and_keeps_the_others(resample, 
     assert ("starts again with all" in capsys.readouterr().out) == (ALL == epochs[0][1])
 
 
-def test_a_prompt_that_was_solved_once_and_fails_later_stays():
-    stream = Stages([5, 0], resample=True)
-    stream.solved = {2}
-    stream.next(5)
-    stream.record(torch.tensor([False] * 5), 1)
-    assert sorted(stream.next(5)) == [0, 1, 2, 3, 4]
-
-
-def test_a_cold_start_on_other_problems_or_in_another_order_is_another(another_start, run):
-    """SRPO sorts the problems by length: the cold start that the cache holds for GSPO is not
-    SRPO's."""
-    for count, line in enumerate(("", "--algorithm srpo --stage2_step 1"), 1):
-        run(another_start + line, folder=f"run{count}")
-        assert len([*Path("runs/cold_start").iterdir()]) == count
-
-
-@pytest.mark.parametrize("algorithm, rounds", [("srpo", 1), ("dapo", 5)])
-def test_stage2_step_counts_batches_also_under_dynamic_sampling(algorithm, rounds, another_start,
-                                                                run, then, monkeypatch, capsys):
-    """With draws counted, DAPO's second round of the first batch would bring in the longer sums
-    already."""
-    drawn = []
-    then(Stages, "next", lambda numbers, self, n: drawn.append(
-        (len(drawn) // rounds + 1, numbers, self.sizes[0])))
-    monkeypatch.setattr(dynamic_sampling, "ROUNDS", rounds)
-    monkeypatch.setattr(DynamicSampling, "_find_signal", lambda *_: torch.zeros(4).bool())
-    run(another_start + f"--algorithm {algorithm} --stage2_step 2 --steps 4")
-    assert all(max(numbers) < size for step, numbers, size in drawn if step <= 2)
-    assert any(max(numbers) >= size for step, numbers, size in drawn if step > 2)
-    assert "problems of the second source join after 2 batches" in capsys.readouterr().out
-    assert len(drawn) == 4 * rounds
-
-
-@pytest.fixture
-def another_start(workplace):
-    """No cold start is there yet; three steps are enough for one."""
-    shutil.rmtree("runs/cold_start")
-    return "--cold_start_steps 3 "
-
-
 def test_two_joined_tasks_keep_their_sources_and_share_their_reward_functions(workplace):
     write("mine.py", "def long(completions, prompts):\n"
                      "    return [len(p) for p in prompts]\n")
@@ -115,9 +70,3 @@ def test_two_joined_tasks_keep_their_sources_and_share_their_reward_functions(wo
     assert task.reward_components(["a", "a", "b"], problems).tolist() == [[1, 2], [1, 3], [0, 2]]
 
 
-@pytest.mark.parametrize("begins, said", [("3", True), ("2", False)])
-def test_a_run_that_ends_before_its_second_stage_says_so(begins, said):
-    args = parse([*TINY, "--max_terms", "4", "--steps", "3", "--stage2_step", begins])
-    words = "".join(SRPO.notes(args))
-    assert ("the second stage begins after batch 3, and this run ends with batch 3" in words
-            ) == said

@@ -2,23 +2,17 @@
 test_vllm_engine.py runs vLLM itself. python -m pytest tests/features/test_vllm.py"""
 
 import importlib
-import math
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 
 import eval
-from models import check_ends, for_chats, gap, make
-from plumbing.data.datafiles import Problem
+from models import for_chats, make
 from plumbing.data.running_sum import builtin_tokenizer
-from features.turns import Environment, TurnSampler
-from features.vllm_engine import check_agreement, row_seeds
 from features.vllm_engine import RUNNING, VllmSampler, close_engine
-from rollout import sample
-from tiny_run import differences, jsonl, metrics, read_json
+from tiny_run import jsonl, metrics, read_json
 
 TOKENIZER = builtin_tokenizer()
 PROMPTS = [[1, 10, 2, 11], [3, 11], [4, 10, 4, 10, 4, 11]]
@@ -40,72 +34,10 @@ def vllm(monkeypatch):
     del sys.modules["vllm"]
 
 
-@pytest.mark.parametrize("ends, stop", [((), ()), ((3, 5), ("2", "1+"))])
-def test_an_engine_draws_from_the_policy_and_ends_where_rollout_sample_ends(ends, stop, vllm):
-    policy = model(ends)
-    uniforms = torch.rand(3 * 64, 10, generator=torch.Generator().manual_seed(1))
-    before = torch.get_rng_state()
-    rollout = VllmSampler(policy, TOKENIZER, 10, 0.7, stop).sample(PROMPTS, 64, uniforms=uniforms)
-    assert torch.equal(before, torch.get_rng_state())        # an engine seeds the global generator
-    assert gap(policy, rollout, 0.7) < 2e-5
-    check_ends(rollout, TOKENIZER, 10, ends, stop)
-
-
 def test_a_wrong_call_of_vllm_is_a_bug_of_ours_and_keeps_its_traceback(vllm):
     engine = VllmSampler(model(), TOKENIZER, 6).engine
     with pytest.raises(TypeError, match="an unexpected keyword argument 'seeds'"):
         engine.generate([], [{"seeds": 1}])
-
-
-def test_the_same_random_numbers_draw_the_same_responses_and_zero_is_greedy(vllm):
-    sampler = VllmSampler(model(), TOKENIZER, 6)
-    uniforms = torch.rand(3 * 4, 6, generator=torch.Generator().manual_seed(1))
-    one, two, other = (sampler.sample(PROMPTS, 4, uniforms=u)
-                       for u in (uniforms, uniforms, 1 - uniforms))
-    assert torch.equal(one.response_ids, two.response_ids) and one.texts != other.texts
-    greedy = sampler.sample(PROMPTS, 4, uniforms=uniforms, temperature=0)
-    assert greedy.texts == sample(model(), TOKENIZER, PROMPTS, 4, 6, 0).texts
-
-
-def test_an_engine_plays_the_turns_of_an_environment_up_to_the_limit_of_each_row(vllm, tmp_path):
-    file = tmp_path / "mine.py"
-    file.write_text("class Play:\n    def __init__(self, row):\n        pass\n"
-                    "    def step(self, text):\n        return '1+', 0.5, len(text) > 3\n",
-                    encoding="utf-8")
-    policy = model()
-    engine = VllmSampler(policy, TOKENIZER, 12, 1.0, ("2", "3", "4"))
-    sampler = TurnSampler(engine, SimpleNamespace(
-        loaded_environment=Environment(f"{file}:Play"), max_turns=None, max_turn_length=None,
-        chat_template=True, chat_template_kwargs={}))
-    uniforms = torch.rand(3 * 16, 12, generator=torch.Generator().manual_seed(1))
-    rollout = sampler.sample(PROMPTS, 16, uniforms, problems=[Problem("", "")] * 3)
-    assert gap(policy, rollout, 1.0) < 2e-5
-    assert rollout.truncated.any() and not rollout.truncated.all()
-    for i, game in enumerate(rollout.games):
-        mask = rollout.mask[i, :game.length].tolist()
-        runs = sum(own and not (i and mask[i - 1]) for i, own in enumerate(mask))
-        assert runs == len(game.turns) and (game.length == 12 if rollout.truncated[i] else mask[-1])
-    assert max(len(game.turns) for game in rollout.games) > 2
-
-
-def test_seeds_differ_between_rows_and_depend_on_nothing_else():
-    uniforms = torch.rand(2000, 3)
-    seeds = row_seeds(uniforms, 2000)
-    assert len({*seeds}) > 1995 and max(seeds) < 2 ** 32
-    assert row_seeds(uniforms[7:9], 2) == seeds[7:9] and len({*row_seeds(None, 100)}) == 100
-
-
-@pytest.mark.parametrize("dtype, error, stops", [
-    (torch.float32, 0.0, False), (torch.float32, 0.01, True), (torch.bfloat16, 0.01, False),
-    (torch.bfloat16, 0.2, True), (torch.float32, math.nan, True)])
-def test_a_difference_beyond_rounding_stops_the_run(dtype, error, stops):
-    rollout = sample(model(), TOKENIZER, PROMPTS, 4, 5, 0.7)
-    rollout.sampler_logp = rollout.sampler_logp + error
-    if not stops:
-        return check_agreement(model(), rollout, 0.7, dtype)
-    words = "--sampler vllm: its log-probs differ from the policy's by"
-    with pytest.raises(ValueError, match=words):
-        check_agreement(model(), rollout, 0.7, dtype)
 
 
 # ------------------------------------------------------------------------------- the command line
@@ -133,23 +65,6 @@ def test_vllm_gets_the_weights_after_every_batch(place, run, vllm):
     batch = [*push, "generate", "generate"]
     assert vllm.CALLS == ["load", *batch, *batch, *push, "generate", "shutdown"]
     assert all(record["mismatch_kl"] < 1e-10 for record in records)
-
-
-def test_vllm_resumes_with_the_same_responses(place, run, vllm):
-    line = VLLM + "--lr_scheduler_type constant_with_warmup "
-    run(line + "--steps 2", folder="whole")
-    run(line, folder="parts")
-    run(line + "--steps 2 --resume", folder="parts")
-    assert not differences("whole", "parts", 2)
-
-
-def test_vllm_gets_merged_adapters_and_the_trained_weights_stay(place, run, vllm):
-    pytest.importorskip("peft")
-    theirs = run(VLLM + "--use_peft --steps 3")
-    assert vllm.CALLS.count("push") == 3
-    assert all(record["mismatch_kl"] < 1e-9 for record in theirs)
-    ours, = run(OURS + "--use_peft", folder="ours")
-    assert theirs[0]["perplexity_old"] == pytest.approx(ours["perplexity_old"], rel=0.5)
 
 
 def test_weights_that_do_not_arrive_stop_the_run_in_one_line(place, refused, vllm):

@@ -4,17 +4,13 @@ what the table says. python -m pytest tests/house/test_evidence.py"""
 import json
 import math
 import re
-import statistics
 import sys
 from dataclasses import replace
 from itertools import product
-from types import SimpleNamespace
-from unittest import mock
 
 import pytest
 import torch
 
-import losses
 from documents import DOCUMENTS, ROOT
 from tiny_run import TINY, jsonl, read_json, write
 
@@ -25,14 +21,14 @@ import judging  # noqa: E402
 import lesson  # noqa: E402
 import measures  # noqa: E402
 import pictures  # noqa: E402
-import rows  # noqa: E402
 import run  # noqa: E402
 from session.arguments import parse  # noqa: E402
 from plumbing.refusal import Refusal
-from questions import QUESTIONS, README_RULES, Part, Question, Rule, rates  # noqa: E402
+from questions import QUESTIONS, Part, Question, Rule, rates  # noqa: E402
 
 UP = [.10, .11, .12, .10, .11, .12, .10, .11]
-WIDE_AND_SMALL = [.02 + .05 * (7 / 8) ** .5 * sign for sign in [1, -1] * 4]   # mean .02, std .05
+
+
 WIDE = [.5, -.4, .3, -.1, .6, -.2, .4, -.3]
 
 
@@ -65,12 +61,6 @@ def test_fill_writes_tables_and_the_figures_of_sentences():
             fill.fill(text, names, sentence)
 
 
-def test_a_figure_exists_as_png_and_svg():
-    for name in (*pictures.SHOWN, "objectives_six"):
-        png = ROOT / f"docs/figures/{name}.png"
-        assert png.exists() == png.with_suffix(".svg").exists(), name
-
-
 @pytest.mark.parametrize("name", pictures.SIX)
 def test_rounding_moves_no_edge_of_a_figure(name):
     """It is the same file on every machine."""
@@ -91,26 +81,6 @@ def test_every_claim_keeps_its_line():
     for question in QUESTIONS.values():
         claim = question.claim.replace("|", r"\|")
         assert not question.deciding or f"| {claim} |" in page
-
-
-@pytest.mark.parametrize("name", [name for name in QUESTIONS if not QUESTIONS[name].measure])
-def test_a_recorded_command_is_that_of_the_table_and_is_accepted(name):
-    question, seen = QUESTIONS[name], 0
-    for (variant, setting), made in {key[:2]: made for key, made in judging.read(name).items()
-                                     }.items():
-        command = made.get("command")
-        if not command or "not_repeatable" in made or re.search("teacher|checkpoints/", command):
-            continue
-        settings = parse(run.without_own_flags(command))
-        known = variant in question.variants and question.list_settings(variant) | question.further
-        if known and setting in known:
-            planned = parse(run.without_own_flags(run.command(question, variant, setting,
-                                                              made["seed"], judging.read(name))))
-            for key, value in vars(planned).items():
-                skipped = key in ("explicit_flags", "sampler_dtype")
-                assert skipped or getattr(settings, key) == value, key
-            seen += 1
-    assert seen or not judging.read(name) or name in ("sixteen", "smollm2", "counting")
 
 
 @pytest.mark.parametrize("name", QUESTIONS)
@@ -144,23 +114,6 @@ def test_a_verdict_needs_enough_seeds_and_an_interval_that_clears_the_bound(
     assert intervals.decide(values, *ranges, **more) == verdict
 
 
-def test_the_seeds_that_a_claim_would_take_decide_it_four_times_in_five():
-    draw = statistics.NormalDist(.02, .05).samples
-    n = intervals.seeds_needed(WIDE_AND_SMALL, (0, math.inf), (-math.inf, 0))
-    decided = [intervals.decide(draw(n, seed=i), (0, math.inf), (-math.inf, 0)) == "held"
-               for i in range(400)]
-    assert 48 <= n <= 56 and .74 < sum(decided) / 400 < .88
-    assert intervals.seeds_needed([.04, .02, .03], (.05, 1), (-1, .02)) is None, "lies between"
-    half = intervals.interval(WIDE_AND_SMALL)[2] - .02
-    assert intervals.smallest_seen(half, 8) == pytest.approx(
-        (2.365 + .84) * .05 / 8 ** .5, rel=1e-3)
-
-
-def test_an_exact_rule_asks_every_value():
-    assert intervals.decide_exact([1e-7, 2e-7], (0, 1e-6)) == "held"
-    assert intervals.decide_exact([1e-7, 1e-6], (0, 1e-6)) == "refuted"
-
-
 def test_the_p_of_a_verdict_is_below_5_percent_where_the_interval_clears_the_bound():
     values = [.10, .31, .12, .10, -.11, .12, .10, .21]
     decide, beyond = intervals.decide, intervals.p_beyond
@@ -173,16 +126,11 @@ def test_the_p_of_a_verdict_is_below_5_percent_where_the_interval_clears_the_bou
     assert beyond(values, low, 1) == pytest.approx(.05), "a bound at the interval's end"
 
 
-def test_holms_p_counts_all_rows_that_have_one():
+def test_an_exact_rule_asks_every_value_and_holms_p_counts_all_rows_that_have_one():
+    assert intervals.decide_exact([1e-7, 2e-7], (0, 1e-6)) == "held"
+    assert intervals.decide_exact([1e-7, 1e-6], (0, 1e-6)) == "refuted"
     assert intervals.holm([.01, None, .04, .03]) == pytest.approx([.03, None, .06, .06])
     assert intervals.holm([.5, .9]) == [1, 1] and intervals.holm([]) == []
-
-
-def test_a_difference_that_readme_quotes_is_one_of_its_corrected_rules():
-    quoted = {name.removeprefix("mean ") for name in fill.NAME.findall(fill.SENTENCES["README.md"])}
-    differences = {name for name in quoted if name.split(": ")[0] in QUESTIONS
-                   and " - " in QUESTIONS[name.split(": ")[0]].rules[name.split(": ", 1)[1]].of}
-    assert differences and differences <= set(README_RULES)
 
 
 # ------------------------------------------------------------------------------------- the runner
@@ -239,16 +187,6 @@ def test_an_unknown_machine_version_or_commit_equals_nothing(key):
     assert run.judged(ASKED, index(without))[1].startswith("not comparable")
     earlier = [line | {key: judging.UNKNOWN, "commit": judging.EARLIER} for line in ALL]
     assert run.judged(ASKED, index(earlier))[1] == "held", "recorded nothing, and the page says so"
-
-
-def test_changed_code_is_another_commit(tmp_path, monkeypatch):
-    monkeypatch.setattr(run, "ROOT", tmp_path)               # no repository, as in an archive
-    file = tmp_path / "train.py"
-    write(file, "1")
-    first = run.describe_code()
-    assert first == run.describe_code() and first.startswith("+")
-    write(file, "2")
-    assert run.describe_code() != first
 
 
 def test_a_choice_that_is_not_complete_is_not_finished_and_says_how_far_it_is():
@@ -322,24 +260,6 @@ def test_a_question_of_which_some_rules_hold_and_others_do_not_says_how_many():
     assert intervals.join_verdicts([held, held]) == "held"
 
 
-def test_a_flag_that_train_refuses_is_one_line(workplace, monkeypatch, capsys):
-    asked = replace(ASKED, variants={"A": "", "B": "--learning_rat 3"}, flags=" ".join(TINY),
-                    parts=(Part("0.0001", range(1), ("B",)),), rules={"b": Rule("B@0.0001")})
-    monkeypatch.setitem(QUESTIONS, "mine", asked)
-    for module in (run, judging):
-        monkeypatch.setattr(module, "ROOT", workplace)
-    with pytest.raises(SystemExit) as stop:
-        run.main("mine --folder .".split())
-    said = capsys.readouterr().err
-    assert stop.value.code == 2 and said.count("\n") == 1 and said.startswith(
-        "run.py: questions.py: mine: B 0.0001: train.py: unknown argument --learning_rat"), said
-
-
-def test_a_misspelled_figure_is_named():
-    asked = replace(ASKED, rules={"ahead": Rule("B@best:aftr - A@best:aftr")})
-    assert run.judged(asked, index(ALL))[1] == "no run has the figures of B@best:aftr - A@best:aftr"
-
-
 def test_the_next_seed_takes_the_place_of_one_that_was_refused():
     settings = {"48 layers 0.1": "", "4 layers 0.1": ""}
     asked = replace(ASKED, parts=(Part("48 layers 0.1", range(5), count=2),), settings=settings)
@@ -389,88 +309,6 @@ def test_a_run_at_equal_samples_has_as_many_batches_as_the_other_drew():
 
 # ---------------------------------------------------------------------- rows that are no algorithm
 
-LENGTHS = (3, 1, 6, 4)
-
-
-def random_batch():
-    """(logp, old_logp, A, mask) of four responses whose s lies 0.9 to 1.1."""
-    generator = torch.Generator().manual_seed(26)
-    mask = torch.arange(6) < torch.tensor(LENGTHS)[:, None]                          # [4, 6]
-    old = -torch.rand(4, 6, generator=generator)                                     # [4, 6]
-    new = old + .2 * torch.randn(4, 6, generator=generator)                          # [4, 6]
-    return new.requires_grad_(), old, torch.tensor([1., -1., -.5, .5]), mask
-
-
-def loss_of_row(name, words, clip_range, batch):
-    """(loss, gradient [4, 6], stats) of policy_loss while experiments/rows.py runs."""
-    new, old, A, mask = batch
-    found = []
-
-    def one_loss(argv):
-        loss, stats = losses.policy_loss(name, new, old, A, mask, epsilon=clip_range[0],
-                                         epsilon_high=clip_range[1])
-        found.extend((loss, *torch.autograd.grad(loss, new), stats))
-    with mock.patch.object(rows.train, "main", one_loss):
-        rows.main(words)
-    return found
-
-
-def loop(batch, weight_and_kept):
-    """(loss, gradient [4, 6], clipped tokens) in float64, token by token: the mean over responses
-    of the mean over tokens of weight · Â, of those that are kept. Gradient of w_t Â: w_t Â of the
-    token; of s Â: s Â / |y| of each token."""
-    new, old, A, mask = (x.detach().double() for x in batch)
-    loss = clipped = 0
-    gradient = torch.zeros(4, 6, dtype=torch.float64)                                # [4, 6]
-    for i, length in enumerate(LENGTHS):
-        log_w = [(new[i, t] - old[i, t]).item() for t in range(length)]
-        s = math.exp(sum(log_w) / length)
-        for t in range(length):
-            weight, kept, edge = weight_and_kept(math.exp(log_w[t]), s, A[i].item(), length)
-            loss -= (weight if kept else edge) * A[i].item() / length / 4
-            clipped += not kept
-            if kept:
-                gradient[i, t] -= weight * A[i] / length / 4
-    return loss, gradient, clipped
-
-
-def test_drop_by_s_keeps_the_weights_of_tokens_and_drops_whole_responses():
-    batch = random_batch()
-    low, high = .97, 1.04
-
-    def by_s(w, s, A, length):
-        return w, not (A < 0 and s < low or A > 0 and s > high), 0
-    loss, gradient, stats = loss_of_row("grpo", ["--drop_by_s"], (.03, .04), batch)
-    expected, by_hand, clipped = loop(batch, by_s)
-    assert 0 < clipped < sum(LENGTHS)
-    assert loss.item() == pytest.approx(expected, rel=1e-5)
-    torch.testing.assert_close(gradient.double(), by_hand, rtol=1e-5, atol=1e-8)
-    assert (stats["clip_low"] + stats["clip_high"]).item() == pytest.approx(clipped / sum(LENGTHS))
-
-
-def test_the_shortest_and_the_longest_third_have_the_shortest_and_the_longest_answers(monkeypatch):
-    answers = dict(zip(("5.", "1,2,3.", "7.", "1,2.", "1,2,3,4.", "0,9.", "1,2,3,4,5."),
-                       ([1, 1], [0, 0], [1, 0], [1, 0], [0, 0], [0, 0], [1, 0])))
-    task = SimpleNamespace(test=[SimpleNamespace(answer=answer) for answer in answers])
-    scores = {"sampled": dict(rewards=[*answers.values()], reward_parts=dict(correct=5 / 14))}
-    monkeypatch.setattr(rows, "HELD_OUT", lambda *_: scores)
-    found = rows.held_out(None, None, task)["sampled"]["reward_parts"]
-    assert found == dict(correct=5 / 14, shortest=3 / 4, longest=1 / 4)
-
-
-def test_both_flags_change_what_a_run_clips_and_its_summary_has_the_thirds(workplace):
-    grpo = ["--algorithm", "grpo"]
-    clipped = {}
-    for name, words in {"gspo": [], "by length": ["--range_exponent", "6"], "grpo": grpo,
-                        "by s": [*grpo, "--drop_by_s"]}.items():
-        rows.main([*words, *TINY, "--steps", "1", "--eval_samples", "2", "--learning_rate", "0.01",
-                   "--epsilon", "0.001", "--output_dir", name])
-        parts = read_json(workplace / name / "summary.json")["reward_parts_after"]
-        assert [*parts] == ["correct", "shortest", "longest"]
-        record = json.loads((workplace / name / "metrics.jsonl").read_text(encoding="utf-8"))
-        clipped[name] = record["clip_low"] + record["clip_high"]
-    assert clipped["by length"] < clipped["gspo"] and clipped["by s"] not in (clipped["grpo"], 0)
-
 
 @pytest.mark.slow
 def test_drift_measures_what_a_figure_of_the_lesson_reads(monkeypatch):
@@ -481,25 +319,3 @@ def test_drift_measures_what_a_figure_of_the_lesson_reads(monkeypatch):
         assert abs(first) < 1e-9 < min(later)
 
 
-def test_the_groups_of_a_mini_batch_add_up_to_it():
-    """measures.by_pass_rate: shares by group against those of the whole mini-batch."""
-    lab = measures.Lab(0, " ".join([*TINY, "--learning_rate 0.01 --eval_samples 0"]))
-    first, mini = lab.minibatches(lab.rollout(1))
-    lab.update(first)
-    rows = measures.group_figures(lab, mini)
-    G, T = mini.group_size, mini.rollout.mask.sum(-1)                                # [b]
-    new = lab.score(mini.rollout).logp                                               # [b, T]
-    log_w = [[(new[i, t] - mini.old_logp[i, t]).item() for t in range(new.shape[1])
-              if mini.rollout.mask[i, t]] for i in range(len(new))]
-    _, stats = measures.policy_loss("gspo", new, mini.old_logp, mini.advantages, mini.rollout.mask)
-    clipped = signal = 0
-    for g, row in enumerate(rows):
-        own = range(g * G, g * G + G)
-        sizes = sorted(abs(sum(log_w[i]) / len(log_w[i])) for i in own)
-        assert row["log_s"] == pytest.approx(sizes[(G - 1) // 2], rel=1e-3)
-        assert row["eighths"] == round(8 * mini.parts[own.start:own.stop, 0].mean().item())
-        if row["clipped"] is not None:
-            clipped += row["clipped"] * T[own.start:own.stop].sum().item()
-            signal += T[own.start:own.stop].sum().item()
-    assert signal == stats["signal_tokens"] > 0
-    assert clipped == pytest.approx(stats["clip_signal"].item() * signal) and clipped > 0

@@ -118,10 +118,3 @@ def test_contributing_says_which_way_imports_point():
             assert there is None or place(module) <= there, f"{module} imports {name}"
 
 
-@every_module
-def test_a_line_makes_one_assignment(module):
-    """`a, b = b, a` exchanges two values and stays; `a, b = 1, 2` is two lines."""
-    names = lambda node: {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
-    both = [node for node in ast.walk(tree(module)) if isinstance(node, ast.Assign)
-            and isinstance(node.targets[0], ast.Tuple) and isinstance(node.value, ast.Tuple)]
-    assert not [node.lineno for node in both if not names(node.targets[0]) & names(node.value)]

@@ -13,7 +13,7 @@ from documents import PROGRAM
 from losses import OBJECTIVES
 import make_family
 import make_gspo
-from make_gspo import executed, made, notebook, page_cells, sources
+from make_gspo import executed, made, notebook, sources
 from tiny_run import read_json
 
 PAGE = PROGRAM["gspo.py"]
@@ -41,11 +41,6 @@ def test_a_notebook_is_what_its_generator_writes_with_its_outputs(book, make, wr
     assert not [output for output in outputs(book) if output["output_type"] == "error"]
     text = make.NOTEBOOK.read_text(encoding="utf-8")
     assert len(text.encode()) < 400_000 and "site-packages" not in text
-
-
-def test_every_part_of_the_page_is_in_a_cell():
-    cells = page_cells(PAGE)                                 # the docstring and nine parts
-    assert "".join(cells) == PAGE[:PAGE.index("if __name__ ==")] and len(cells) == 10
 
 
 def learns(book):

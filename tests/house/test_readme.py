@@ -5,10 +5,9 @@ import re
 import subprocess
 
 import pytest
-import yaml
 
 import train
-from documents import PROGRAM, README, ROOT, table
+from documents import README, ROOT, table
 from tiny_run import metrics, python
 
 
@@ -19,23 +18,6 @@ def test_what_a_benchmark_wrote_for_a_page_is_computed_from_what_it_measured():
             "    found = json.load(open(f'experiments/results/{name}.json'))\n"
             "    assert __import__(name).texts(found) == found['texts'], name")
     python("-c", code, cwd=ROOT)
-
-
-def test_lines_of_files_are_those_of_the_readme_but_for_a_tenth():
-    """What others change there need not be typed here each time."""
-    lines = {name: text.count("\n") for name, text in PROGRAM.items()}
-    for _, files, told, _ in table("README.md", "| read | file | lines |"):
-        real = sum(lines[name] for name in re.findall(r"`([\w.]+)`", files))
-        assert real == pytest.approx(int(told), rel=0.1), files
-
-
-def test_the_citation_and_the_readme_name_what_pyproject_does():
-    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
-    for name in ("version", "license"):
-        assert f'\n{name} = "{cited[name]}"\n' in project
-    assert cited["title"] == README.split("\n")[0].removeprefix("# ")
-    assert f"License: {cited['license']}." in README
 
 
 def test_ci_runs_the_first_commands_of_the_readme_as_they_stand():

@@ -216,10 +216,6 @@ function describe(group, i, t, result, logw, push) {
               `Â ${signed(advantage(group, i, t))}`, `−∂loss/∂log π ${short(push)}`);
   }
   if (endsTurn(group, i, t)) says.push(`reward of the turn ${short(group.turn_rewards[i][t])}`);
-  const kept = group.kept?.[i][t];
-  if (kept && group.mask[i][t]) {
-    says.push(`drawn from ${kept.length}: ${kept.map(printable).join(" ")}`);
-  }
   (group.old_experts?.[i] || []).forEach((layer, l) => {
     const before = layer[t].join(" "), after = group.new_experts[i][l][t].join(" ");
     says.push(`layer ${l}: experts ${before}${before === after ? "" : ` → ${after}`}`);

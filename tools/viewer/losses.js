@@ -7,17 +7,15 @@
 // The ratios and clips that are implemented here; the page says so if a run was trained with others.
 const RATIOS = ["none", "token", "sequence", "gspo-token", "product", "log-token", "log-shifted"];
 const CLIPS = ["none", "min", "log-min", "weight", "tv", "kl", "sigmoid", "gamma",
-               "two-sided", "tv-two-sided", "kl-two-sided", "square"];
-const THROUGH_RATIO = ["min", "log-min", "sigmoid", "tv-two-sided"];   // others: constant · log π
-const BOTH_SIDES = ["two-sided", "tv-two-sided", "kl-two-sided"];          // masks that ignore the sign of A
+               "two-sided", "square"];
+const THROUGH_RATIO = ["min", "log-min", "sigmoid"];         // others: constant · log π
 // Clips whose range limits log w or a change of probability.
-const AROUND_0 = ["log-min", "tv", "kl", "tv-two-sided", "kl-two-sided"];
+const AROUND_0 = ["log-min", "tv", "kl"];
 
 // Whether this page implements a row: its ratio, its clip, and their combination.
 function known(row) {
   if (!RATIOS.includes(row.ratio) || !CLIPS.includes(row.clip)) return false;
   if (row.ratio.startsWith("log-") !== (row.clip === "log-min")) return false;
-  if (row.clip === "tv-two-sided") return ["token", "gspo-token"].includes(row.ratio);
   return row.ratio !== "none" || !THROUGH_RATIO.includes(row.clip);
 }
 
@@ -56,15 +54,14 @@ function ratioAt(row, group, i) {
   }[row.ratio];
 }
 
-// DPPO and KPop: by how much the probability of a token has moved, signed; "kl" as KL(old || new) of
-// this token against any other, "kl-two-sided" as the larger of that and KL(new || old).
+// DPPO: by how much the probability of a token has moved, signed; "kl" as KL(old || new) of this
+// token against any other.
 function probabilityChange(clip, logp, oldLogp) {
   const change = Math.exp(logp) - Math.exp(oldLogp);
   if (clip === "tv") return change;
   const rest = x => -Math.expm1(Math.min(x, -1e-8));
   const kl = (p, q) => Math.exp(p) * (p - q) + rest(p) * Math.log(rest(p) / rest(q));
-  const other = clip === "kl" ? 0 : kl(logp, oldLogp);
-  return Math.max(kl(oldLogp, logp), other) * Math.sign(change);
+  return kl(oldLogp, logp) * Math.sign(change);
 }
 
 // The weight of every token by the run's --mismatch and --entropy_quantile. Where tokens share one
@@ -77,9 +74,8 @@ function tokenWeights(row, group, i, length) {
   return own.map(() => sum / Math.max(length, 1));
 }
 
-// What multiplies ∇log π whatever the advantage: the pull of IPO and DRO towards the old policy.
+// What multiplies ∇log π whatever the advantage: the pull of DRO towards the old policy.
 function pull(row, logw) {
-  if (row.clip === "tv-two-sided") return -2 * row.constants.tau * logw;
   return row.clip === "square" ? -row.constants.beta * logw : 0;
 }
 
@@ -98,17 +94,15 @@ function geometricMean(row, group, i, low, high, uncut = -1) {
 // dual_clip and off_policy_mask, null or numbers.
 function scaleGradient(row, group, i, epsilon, epsilonHigh, options) {
   const mask = group.mask[i], ratio = ratioAt(row, group, i);
-  const {logw, logs, length} = logRatios(group, i), both = BOTH_SIDES.includes(row.clip);
+  const {logw, logs, length} = logRatios(group, i);
+  const both = row.clip === "two-sided";                     // a mask that ignores the sign of A
   const [low, high] = clipRange(row, epsilon, epsilonHigh) || [NaN, NaN];
   const stops = options.dual_clip && row.ratio === "token" && row.clip === "min";
   const stale = options.off_policy_mask && -logs > options.off_policy_mask;
   const looks = {                          // what the clip compares with its range
     "min": ratio, "log-min": ratio, "two-sided": ratio,
-    "tv-two-sided": t => probabilityChange("tv", group.new_logp[i][t], group.old_logp[i][t]),
     "tv": t => probabilityChange("tv", group.new_logp[i][t], group.old_logp[i][t]),
     "kl": t => probabilityChange("kl", group.new_logp[i][t], group.old_logp[i][t]),
-    "kl-two-sided": t =>
-      probabilityChange("kl-two-sided", group.new_logp[i][t], group.old_logp[i][t]),
   }[row.clip];
   const weights = tokenWeights(row, group, i, length);
   const geometric = row.clip === "log-min" ? geometricMean(row, group, i, low, high) : 0;
@@ -131,7 +125,7 @@ function slope(row, r, A, length, geometric, low, high) {
   if (row.clip === "log-min") return geometric;
   if (row.clip === "weight") return clamp(r, low, high);
   const c = row.constants, reach = row.ratio === "product" ? length : 1;  // |y| tokens move ∏w
-  if (["tv", "kl", "kl-two-sided"].includes(row.clip)) return Math.min(r, c.cap);
+  if (["tv", "kl"].includes(row.clip)) return Math.min(r, c.cap);
   if (row.clip === "none" || row.clip === "square") return 1;
   if (row.clip === "two-sided") return r;
   if (row.clip === "sigmoid") {

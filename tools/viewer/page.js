@@ -8,8 +8,6 @@ const CURVES = [         // title, value from a line of metrics.jsonl, top of th
   ["clipped share of tokens", c => c.clip_low === null ? null : c.clip_low + c.clip_high],
   ["spread of log s (standard deviation)",
    c => c.log_s_var === null ? null : Math.sqrt(c.log_s_var)],
-  // beyond 4 nothing is clipped; at the end of a run log s hardly spreads, and the value is huge
-  ["clip range in standard deviations of log s", c => c.epsilon_over_std, 4],
   ["experts flipped by the updates", c => c.flip_rate],
 ];
 
