@@ -214,24 +214,6 @@ def test_the_command_writes_the_page_of_whole_lines_and_refuses_the_rest(refused
 # -------------------------------------------------------------------------------- in a browser
 
 @pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    webdriver = pytest.importorskip("selenium.webdriver")
-    if not (shutil.which("chromium") and shutil.which("chromedriver")):
-        pytest.skip("no chromium and chromedriver (apt-get install chromium chromium-driver)")
-    options = webdriver.ChromeOptions()
-    options.binary_location = shutil.which("chromium")
-    for flag in ("headless", "no-sandbox", "disable-gpu", "disable-quic", "no-first-run",
-                 "disable-background-networking", "disable-component-update", "disable-sync",
-                 f"user-data-dir={tmp_path_factory.mktemp('chromium')}"):
-        options.add_argument(f"--{flag}")
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    service = webdriver.ChromeService(shutil.which("chromedriver"))
-    browser = webdriver.Chrome(options=options, service=service)
-    yield browser
-    browser.quit()
-
-
-@pytest.fixture(scope="module")
 def two_runs(tmp_path_factory):
     """Two runs: batches 1 to 3 of one, 2 and 3 of the other, whose name is an attack too."""
     folder = tmp_path_factory.mktemp("runs")
