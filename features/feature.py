@@ -16,8 +16,7 @@ from dataclasses import field, fields
 
 from plumbing.refusal import Refusal
 
-HOOKS = ("resample", "after_scoring", "advantages", "loss", "metrics", "tokens", "report",
-         "state_dict", "load_state_dict")        # those with a run
+HOOKS = ("resample", "after_scoring", "advantages", "loss", "metrics", "tokens", "report")
 
 
 class Feature:
@@ -101,10 +100,10 @@ class Feature:
         before and after the run. folder: the run's."""
 
     def state_dict(self):
-        """What a checkpoint keeps of it, {} if nothing: {name: list of tensors, number or text}."""
+        """What a checkpoint keeps of it, nothing or {name: list of tensors, number or text}."""
 
     def load_state_dict(self, state):
-        """The reverse of state_dict; state: {} if the checkpoint has none."""
+        """The reverse of state_dict; state: None if the checkpoint has none."""
 
 
 class Features:
@@ -114,18 +113,6 @@ class Features:
         self.all = list(features)
         self.hooks = {hook: [getattr(f, hook) for f in self.all if has_hook(f, hook)]
                       for hook in HOOKS}
-
-    def state_dict(self):
-        """{feature: its state}, of those that have one."""
-        states = {type(f).__name__: f.state_dict() for f in self.all if has_hook(f, "state_dict")}
-        return {name: state for name, state in states.items() if state}
-
-    def load_state_dict(self, states):
-        """The reverse of state_dict. The state of a feature that --resume turned off is left
-        out."""
-        for f in self.all:
-            if has_hook(f, "load_state_dict"):
-                f.load_state_dict(states.get(type(f).__name__, {}))
 
 
 def has_hook(feature, hook):
