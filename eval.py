@@ -1,13 +1,19 @@
 """Evaluation: pass@1 and pass@k of any policy, and a run in pictures.
 
     python eval.py passk DIR [DIR]                        pass@k of one or several checkpoints
-    python eval.py ask DIR 'PROMPT' [--answer A]          responses to your prompt
+    python eval.py ask DIR "PROMPT" [--answer A]          responses to your prompt
     python eval.py dashboard runs/gspo [runs/grpo ...]    the curves of one or several runs: a PNG
     python eval.py view runs/gspo [runs/grpo]             the tokens of a run, clipped ones marked
 
 passk and ask use a run's checkpoint with the settings of that run: its task, templates, lengths and
 sampling. Any other flag of theirs is one of train.py and overrides them.
 """
+
+import os
+import sys
+
+if "OMP_WAIT_POLICY" not in os.environ:  # before torch: its threads spin while they wait for each
+    os.environ.setdefault("GOMP_SPINCOUNT", "10000")      # other, at the cost of other programs
 
 import argparse
 import math
@@ -24,8 +30,9 @@ from plumbing.model.policy import load_policy
 from plumbing.parallel.devices import autocast, find_device_type
 from plumbing.parallel.processes import gather, gathered, share
 from plumbing.refusal import Refusal
-from session.arguments import (Settings, parse_flags, read_run, refuse_code, resolve,
+from session.arguments import (Parser, Settings, parse_flags, read_run, refuse_code, resolve,
                                with_defaults)
+from session.checks import check_settings
 from session.screen import format_interval
 
 ROWS = 256      # responses that are sampled at a time
@@ -144,6 +151,7 @@ def load(checkpoint, words):
         if "dataset_name" in typed:                          # has columns and tests of its own
             kept |= {"columns": [], "test_dataset_name": None}
         settings = Settings(**kept | typed)
+    check_settings(settings)
     settings = resolve(settings)
     task = tasks.prepare_task(settings)
     device = torch.device(find_device_type(settings))
@@ -193,22 +201,28 @@ def view(options, words):
     write_page(options.runs, options.output)
 
 
+def at_least_1(text):
+    """The number of a flag."""
+    if int(text) < 1:
+        raise ValueError
+    return int(text)
+
+
 def make_parser():
     """The commands and their own flags."""
-    parser = argparse.ArgumentParser(description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(required=True)
     parsers = {}
     for command in (passk, ask, dashboard, view):
         parsers[command] = commands.add_parser(command.__name__, allow_abbrev=False)
         parsers[command].set_defaults(command=command)
     parsers[passk].add_argument("checkpoints", nargs="+", metavar="DIR_OR_HUB")
-    parsers[passk].add_argument("--n", type=int, default=16, help="responses per problem")
-    parsers[passk].add_argument("--k", type=int, nargs="+", default=[1, 4, 16])
-    parsers[passk].add_argument("--problems", type=int, default=256, help="at most")
+    parsers[passk].add_argument("--n", type=at_least_1, default=16, help="responses per problem")
+    parsers[passk].add_argument("--k", type=at_least_1, nargs="+", default=[1, 4, 16])
+    parsers[passk].add_argument("--problems", type=at_least_1, default=256, help="at most")
     parsers[ask].add_argument("checkpoint", metavar="DIR_OR_HUB")
     parsers[ask].add_argument("prompt", help="the prompt, without the run's template")
-    parsers[ask].add_argument("--n", type=int, default=4, help="sampled responses")
+    parsers[ask].add_argument("--n", type=at_least_1, default=4, help="sampled responses")
     parsers[ask].add_argument("--answer", help="the right answer, by which they are scored")
     for command in (dashboard, view):
         parsers[command].add_argument("runs", nargs="+", metavar="RUN", help="run folders")
@@ -223,4 +237,5 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
+    sys.stdout.reconfigure(errors="replace")     # for consoles without Greek letters
     main()

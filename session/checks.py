@@ -44,7 +44,7 @@ def check_values(settings):
 
 def check_conditions(settings):
     """Refuse a flag that no other flag makes use of, or that another flag contradicts, as its
-    `needs` and `without` say (features.feature.flag)."""
+    `needs` and `without` say (features.feature.flag), and a flag of a feature that is off."""
     for f in fields(settings):
         if getattr(settings, f.name) == getattr(type(settings)(), f.name):
             continue
@@ -54,6 +54,11 @@ def check_conditions(settings):
         for condition, why in f.metadata.get("without", {}).items():
             if is_met(settings, condition):
                 refuse(settings, f.name, f"cannot be combined with --{condition}{why}")
+    for feature in FEATURES:
+        for f in fields(feature.flags) if feature.flags and not feature.on(settings) else ():
+            if getattr(settings, f.name) != getattr(type(settings)(), f.name):
+                refuse(settings, f.name, "has no effect: nothing in this run turns on "
+                       f"{feature.__name__} (features/)")
 
 
 def is_met(settings, condition):

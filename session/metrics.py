@@ -118,6 +118,7 @@ class Recorder:
         self.settings = learner.settings
         self.errors = self.count_errors()
         self.right = 0.0                 # the sum of the batches' pass rates
+        self.writes = processes.rank() == 0
 
     def count_errors(self):
         """Of the reward functions, in all processes, since the run began or went on."""
@@ -129,7 +130,7 @@ class Recorder:
         held: the result of eval.held_out after it, or None."""
         new = self.learner.score(mini.rollout, entropy=True)     # under the new policy
         record = self.make_record(batch, mini, new, updates, times) | held_out_record(held)
-        if processes.rank() == 0:
+        if self.writes:
             self.write("samples.jsonl", {"step": batch.step, "samples": first_responses(batch)})
             if self.settings.save_tokens:
                 self.write("tokens.jsonl", group_record(mini, new, self.learner, self.task))
@@ -137,11 +138,12 @@ class Recorder:
             self.write("metrics.jsonl", record)
             print(format_line(record, self.settings.steps), flush=True)
             self.right += record["pass_rate"]
-            if batch.step == EARLY and not self.right:
-                first = first_responses(batch)[0]
+            never = batch.step == EARLY and not self.right
+            if never:
                 print(f"note: no response was right in the first {EARLY} batches (the first "
-                      "component of its reward at least 1); does the reward function read such "
-                      f"responses? {first['prompt'][-100:]!r} -> {first['response'][:200]!r}")
+                      "component of its reward at least 1); does the reward function read such?")
+            if never or batch.step % max(1, self.settings.steps // 10) == 0:
+                print(" " * 8 + describe(first_responses(batch)[0]), flush=True)
 
     def make_record(self, batch, mini, new, updates, times):
         """The record of a rollout batch in metrics.jsonl, without held-out scores."""
@@ -195,6 +197,12 @@ def first_responses(batch):
         if rollout.games:
             samples[-1]["turns"] = rollout.games[i].messages
     return samples
+
+
+def describe(sample):
+    """A line about a response of first_responses."""
+    return (f"{sample['prompt'].strip()[-100:]!r} -> {sample['response'][:200]!r}, reward "
+            f"{sample['reward']:g}")
 
 
 def format_line(record, steps):

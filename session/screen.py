@@ -7,12 +7,12 @@ from plumbing.parallel.processes import rank
 
 
 def print_once(text):
-    """Print text in the first process only."""
+    """Print text in the first process only, at once, also through a pipe."""
     if text and rank() == 0:
-        print(text)
+        print(text, flush=True)
 
 
-def plan(settings, folder, task, device):
+def plan(settings, task, device):
     """A description of what this run will do, in a few lines."""
     clip_range = ""
     if settings.epsilon is not None:
@@ -28,7 +28,7 @@ def plan(settings, folder, task, device):
         f"out), on {device}",
         f"{settings.steps} rollout batches of {settings.prompts_per_step} prompts x "
         f"{settings.num_generations} responses, {settings.steps_per_generation} mini-batches each"
-        f"{clip_range}; metrics are written to {folder}/metrics.jsonl", *notes, *task.notes])
+        f"{clip_range}", *notes, *task.notes])
 
 
 def format_interval(score):
