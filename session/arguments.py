@@ -91,7 +91,8 @@ class Core:
     model_name_or_path: str | None = flag(
         None, "hub id or folder of a pretrained causal language model (default: a tiny MoE)",
         section="the policy")
-    hidden_size: int = flag(96, "tiny MoE: width of the hidden states", at_least=1)
+    hidden_size: int = flag(96, "tiny MoE: width of the hidden states", at_least=1,
+                            must=(lambda width: width % 8 == 0, "be a multiple of 8"))
     num_hidden_layers: int = flag(
         4, "tiny MoE: number of layers; more than 4 have defaults of their own", at_least=1)
     num_experts: int = flag(8, "tiny MoE: experts per layer", at_least=1)
@@ -383,7 +384,9 @@ def read_recipe(path):
     try:
         flags = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except (OSError, yaml.YAMLError) as error:
-        raise Refusal(f"--config {path}: {error}") from None
+        raise Refusal(f"--config {path}: {' '.join(str(error).split())}") from None
+    if not isinstance(flags, dict):
+        raise Refusal(f"--config {path}: it must be a mapping of flags, such as steps: 50")
     words = []
     for name, value in flags.items():
         texts = [json.dumps(x) if isinstance(x, dict) else str(x)

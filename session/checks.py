@@ -54,9 +54,8 @@ def check_conditions(settings):
         for condition, why in f.metadata.get("without", {}).items():
             if is_met(settings, condition):
                 refuse(settings, f.name, f"cannot be combined with --{condition}{why}")
-    for feature in FEATURES:
-        for f in fields(feature.flags) if feature.flags and not feature.on(settings) else ():
-            if getattr(settings, f.name) != getattr(type(settings)(), f.name):
+        for feature in FEATURES:
+            if feature.flags and hasattr(feature.flags(), f.name) and not feature.on(settings):
                 refuse(settings, f.name, "has no effect: nothing in this run turns on "
                        f"{feature.__name__} (features/)")
 

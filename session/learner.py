@@ -121,25 +121,21 @@ class Learner:
         stats["grad_norm"] = norm.full_tensor() if hasattr(norm, "full_tensor") else norm  # shards
         stats = {name: float(x) for name, x in stats.items()}
         stats["skipped"] = not math.isfinite(stats["grad_norm"] + stats["loss"])
-        self.bad = self.bad + 1 if self.is_bad(stats) else 0
-        if self.bad:
-            self.stop_if_bad(stats)
+        self.stop_if_bad(stats)
         if not stats["skipped"] and stats["tokens"]:
             self.optimizer.step()
             self.set_updates(self.updates + 1)
         self.scaler.update()
         return stats
 
-    def is_bad(self, stats):
-        """Whether an update was not finite, and no lower scale cures it: a gradient that left
-        float16's range by its scale, which the scaler then lowers, does not count."""
-        overflow = self.scaler.get_scale() > 1 and math.isfinite(stats["loss"])
-        return stats["skipped"] and not overflow
-
     def stop_if_bad(self, stats):
         """End the run after BAD updates in a row that were not finite, or if all of its first batch
-        were not."""
-        if self.bad < (BAD if self.updates else min(BAD, self.settings.updates_per_batch)):
+        were not. A gradient that left float16's range by its scale, which the scaler then lowers,
+        does not count."""
+        overflow = self.scaler.get_scale() > 1 and math.isfinite(stats["loss"])
+        self.bad = self.bad + 1 if stats["skipped"] and not overflow else 0
+        if not self.bad or self.bad < (
+                BAD if self.updates else min(BAD, self.settings.updates_per_batch)):
             return
         wrong = [name for name, x in stats.items()
                  if name.endswith(("loss", "grad_norm")) and not math.isfinite(x)]

@@ -39,12 +39,12 @@ path_2() {                                 # a recipe, one line of it changed
     cp "$root/recipes/laptop.yaml" mine.yaml
     sed -i 's/^steps: 50.*/steps: 2/' mine.yaml
     must_say "batch 2/2" python "$root/train.py" --config mine.yaml "${TINY[@]}"
-    must_say "the whole run takes" python "$root/train.py" --config mine.yaml "${TINY[@]}" --dry_run
+    must_say "all of them" python "$root/train.py" --config mine.yaml "${TINY[@]}" --dry_run
 }
 
 path_3() {                                 # own data whose columns have other names
     echo '{"q": "1+2=", "a": "3"}' >rows.jsonl
-    must_say "columns" python "$root/train.py" --dataset_name rows.jsonl \
+    must_say "answer" python "$root/train.py" --dataset_name rows.jsonl \
         --model_name_or_path "$(model)"
     must_say "batch 1/1" python "$root/train.py" --dataset_name rows.jsonl --columns q a --steps 1 \
         --model_name_or_path "$(model)" --max_completion_length 4 --eval_samples 0
