@@ -139,10 +139,10 @@ def held_out(settings, learner, task):
 
 # --------------------------------------------------------------------------------- the commands
 
-def load(checkpoint, words):
-    """(settings, task, sampler) of a checkpoint: the settings of its run, or the defaults, with the
-    flags `words` of train.py in place of theirs."""
-    typed = parse_flags(words) | {"model_name_or_path": checkpoint}
+def load(checkpoint, typed):
+    """(settings, task, sampler) of a checkpoint: the settings of its run, or the defaults, with
+    `typed`, {flag of train.py: value}, in place of theirs."""
+    typed = typed | {"model_name_or_path": checkpoint}
     run = Path(checkpoint).parent.parent
     settings = with_defaults(typed)
     if (run / "config.json").exists():
@@ -159,10 +159,10 @@ def load(checkpoint, words):
     return settings, task, make_sampler(settings, policy, tokenizer, task)
 
 
-def passk(options, words):
+def passk(options, typed):
     """Print pass@k and the mean reward of each checkpoint."""
     for checkpoint in options.checkpoints:
-        settings, task, sampler = load(checkpoint, words)
+        settings, task, sampler = load(checkpoint, typed)
         task.filter_prompts(sampler.tokenizer)
         answers = evaluate(sampler, task, task.test[:options.problems], options.n,
                            settings.temperature, settings.seed, progress=checkpoint)
@@ -174,10 +174,10 @@ def passk(options, words):
         print(f"  {'reward':12} {format_interval(answers['reward'])}")
 
 
-def ask(options, words):
+def ask(options, typed):
     """Print the greedy response of a checkpoint to a prompt, then sampled ones, with their rewards
     if the right answer is given."""
-    settings, task, sampler = load(options.checkpoint, words)
+    settings, task, sampler = load(options.checkpoint, typed)
     if task.played:
         raise Refusal("ask: a run with an environment begins with a row of it, not with a prompt")
     prompt = options.prompt.replace("\\n", "\n")
@@ -191,12 +191,12 @@ def ask(options, words):
             print(f"\ntemperature {temperature:g}{score}\n{text}")
 
 
-def dashboard(options, words):
+def dashboard(options, typed):
     from tools import dashboard as pictures
     pictures.write_picture(options.runs, options.output)
 
 
-def view(options, words):
+def view(options, typed):
     from tools.view import write_page
     write_page(options.runs, options.output)
 
@@ -233,7 +233,7 @@ def make_parser():
 def main(argv=None):
     logging.disable_progress_bar()
     options, words = make_parser().parse_known_args(argv)
-    options.command(options, words)
+    options.command(options, parse_flags(words))
 
 
 if __name__ == "__main__":

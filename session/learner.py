@@ -229,7 +229,7 @@ def forced(policy, rollout):
 def longest_update(learner, rollout, T):
     """Forward and backward of T random tokens after the prompts of a rollout, as many responses as
     an update has in a pass, beside the gradients and moments of the update before."""
-    rows = min(learner.rows_per_pass(), len(rollout.mask))
+    rows = min(learner.rows_per_pass(), learner.settings.mini_batch_rows)
     part = rollout.take(torch.arange(rows))
     ids = torch.randint(learner.policy.config.vocab_size, (len(part.mask), T),
                         device=learner.device)                                      # [b, T]

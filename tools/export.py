@@ -31,8 +31,8 @@ SAME = ("num_generations num_iterations temperature scale_rewards learning_rate 
         "warmup_steps max_grad_norm weight_decay optim bf16 fp16 gradient_checkpointing seed beta "
         "entropy_coef mask_truncated_completions").split()
 # flags that `translate` reads
-READ = ("algorithm epsilon epsilon_high reduction dual_clip off_policy_mask max_completion_length "
-        "steps prompts_per_step steps_per_generation micro_batch_size").split()
+READ = ("algorithm epsilon epsilon_high reduction dual_clip off_policy_mask kl_estimator "
+        "max_completion_length steps prompts_per_step steps_per_generation micro_batch_size").split()
 # flags of the trainer's arguments, and those that change no number
 OTHERS = ("model_name_or_path dataset_name test_dataset_name columns verifier verifier_timeout "
           "system_prompt prompt_template chat_template chat_template_kwargs min_terms max_terms "
@@ -52,7 +52,7 @@ def translate(settings):
         config["loss_type"], config["importance_sampling_level"] = loss
     config |= {
         "epsilon": settings.epsilon, "epsilon_high": settings.epsilon_high,
-        "use_bias_correction_kl": False,                     # k3, as ours
+        "use_bias_correction_kl": settings.kl_estimator == "k3_is",
         "delta": row.dual_clip, "off_policy_mask_threshold": row.off_policy_mask,
         "max_completion_length": prepare_task(settings).max_completion_length,
         # TRL counts its steps_per_generation in micro-batches
@@ -65,6 +65,7 @@ def translate(settings):
     missing = [f.name for f in dataclasses.fields(Settings) if f.name not in known
                and getattr(settings, f.name) != getattr(Settings(), f.name)]
     missing += [] if loss else ["algorithm"]
+    missing += [] if settings.kl_estimator in ("k3", "k3_is") else ["kl_estimator"]
     return {name: value for name, value in config.items() if value is not None}, missing
 
 

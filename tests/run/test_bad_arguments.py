@@ -145,8 +145,8 @@ def test_a_refusal_is_one_line_of_the_script_before_the_slow_imports():
 ACCEPTED = [
     f"{DATA} --reward_weights 2 --scale_rewards none", f"{MODEL} --min_terms 3 --max_terms 3",
     "--eval_samples 0", "--algorithm grpo --epsilon 1", "--algorithm dr_grpo --dynamic_sampling",
-    f"{DATA} --algorithm srpo --stage2_dataset_name more.jsonl", "--report_to none --seed 268435455",
-    "--sampler_dtype float32", "--beta 0.1 --algorithm ppo --lam 0.9"]
+    f"{DATA} --algorithm srpo --stage2_dataset_name more.jsonl", f"--seed {2 ** 28 - 1}",
+    "--report_to none", "--sampler_dtype float32", "--beta 0.1 --algorithm ppo --lam 0.9"]
 
 
 @pytest.mark.parametrize("line", [

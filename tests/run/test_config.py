@@ -14,7 +14,7 @@ from tiny_run import ROOT, TINY, write
 
 RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
 REFUSED = {
-    "steps: [1, 2]": "1", "stepss: 3\nsede: 1": "--sede (did you mean --seed?)",
+    "steps: [1, 2]": "unknown: 2", "stepss: 3\nsede: 1": "--sede=1 (did you mean --seed?)",
     "steps: many": "invalid int value: 'many'", "steps: null": "--steps",
     "reward_weights: [1, x]": "invalid float value: 'x'", "bf16: maybe": "--bf16",
     "- steps": "must be a mapping", "": "must be a mapping", "steps: [1": "bad.yaml",

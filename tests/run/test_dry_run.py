@@ -16,7 +16,7 @@ def tree():
     return {path: path.stat().st_mtime_ns for path in Path().rglob("*") if path.is_file()}
 
 
-def test_a_dry_run_shows_the_first_batch_of_the_run_and_says_before_what_it_does(run, capsys, first):
+def test_a_dry_run_says_what_it_does_and_shows_the_first_batch_of_the_run(run, capsys, first):
     """It leaves every file as it was, and makes none."""
     run("--steps 3 --eval_samples 2 --eval_prompts 3")
     before = tree()
@@ -46,7 +46,7 @@ def test_a_full_gpu_names_flags_that_exist(run, first):
     def full(*_, **__):
         raise torch.OutOfMemoryError("CUDA out of memory")
     first(Actor, "forward", full)
-    said = run.refused("--steps 1")
+    said = run.refused("--steps 1", begun=True)
     names = [word.strip(",;") for word in said.split() if word.startswith("--")]
     assert said.startswith("out of GPU memory") and "--micro_batch_size" in names
     assert all(hasattr(Settings(), name[2:]) for name in names)

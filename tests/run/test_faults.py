@@ -159,9 +159,10 @@ def test_no_code_is_run_that_a_run_names_and_nobody_typed(flag, own, run, capfd)
     run(own + NAMES[flag])
     again = NAMES[flag].removeprefix("--verifier exact " if flag != "verifier" else "")
     capfd.readouterr()
-    ask = "passk run/checkpoints/step_1 --n 1 --problems 2"
-    for line, main in (("--output_dir run --resume --steps 2", train.main), (ask, eval.main)):
+    passk = "passk run/checkpoints/step_{} --n 1 --problems 2"
+    for line, main in (("--output_dir run --resume --steps 2", train.main),
+                       (passk.format(1), eval.main)):
         assert f"--{flag}" in run.refused(line, main=main) and "RAN" not in capfd.readouterr().out
     for step, typed in ((2, again), (3, "--trust_run_code")):
         assert len(run(f"--resume --steps {step} {typed}")) == step
-        eval.main(f"{ask} {typed}".split())
+        eval.main(f"{passk.format(step)} {typed}".split())

@@ -21,8 +21,7 @@ def test_a_run_with_moments_in_8_bits_resumes_exactly(run):
     shutil.rmtree("run/checkpoints/step_3")
     run("--resume")
     assert differences("whole", "run", 3) == []
-    moments = state("run", 3)["optimizer"]["state"].values()
-    assert torch.uint8 in {x.dtype for one in moments for x in one.values() if hasattr(x, "dtype")}
+    assert "torch.uint8" in str(state("run", 3)["optimizer"])
 
 
 @pytest.mark.parametrize("optim, name", [

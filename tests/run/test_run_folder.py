@@ -86,7 +86,7 @@ def test_a_resumed_run_keeps_its_flags(finished, run):
             ("--max_grad_norm 0.001", "max_grad_norm", 1.0), ("--epsilon 0.9", "epsilon", 3e-4)):
         assert f"--{name} {line.split()[-1] if ' ' in line else True}: this run has {value}" in (
             run.refused(f"{RESUME} {line}"))
-    assert len(run(f"--resume --steps 5 --seed 0 --eval_samples 1 --eval_prompts 2 --save_steps 1 "
+    assert len(run("--resume --steps 5 --seed 0 --eval_samples 1 --eval_prompts 2 --save_steps 1 "
                    "--learning_rate 1e-4 --report_to none")) == 5
     config = read_json("run/config.json")
     assert (config["steps"], config["learning_rate"], config["eval_samples"]) == (5, 1e-4, 1)

@@ -46,7 +46,8 @@ def test_that_no_response_was_right_is_noted_once_after_three_batches(right, not
 def test_a_run_ends_with_commands_that_run(run, capsys):
     run("--eval_samples 1 --eval_prompts 8", folder="a run")
     *_, last = capsys.readouterr().out.splitlines()
-    for command in last.partition("next: ")[2].replace("a run", "'a run'").split(", "):
+    commands = last.partition("next: ")[2].replace("a run", "'a run'").replace("PROMPT", "3+8=")
+    for command in commands.split(", "):
         _, script, *words = shlex.split(command)
         assert script == "eval.py"
         eval.main(words)
