@@ -134,7 +134,8 @@ class Recorder:
             self.write("samples.jsonl", {"step": batch.step, "samples": first_responses(batch)})
             if self.settings.save_tokens:
                 self.write("tokens.jsonl", group_record(mini, new, self.learner, self.task))
-            self.report(record)
+            for report in self.learner.features.hooks["report"]:
+                report(self.folder, record)
             self.write("metrics.jsonl", record)
             print(format_line(record, self.settings.steps), flush=True)
             self.right += record["pass_rate"]
@@ -166,11 +167,6 @@ class Recorder:
             **{name: end - start for name, start, end in zip(phases, times, times[1:])},
             "tokens_per_second": tokens / (times[-1] - times[0]),
             "rollout_tokens_per_second": tokens / (times[1] - times[0])}
-
-    def report(self, record):
-        """Give a record to the features that send it elsewhere."""
-        for hook in self.learner.features.hooks["report"]:
-            hook(self.folder, record)
 
     def write(self, name, record):
         """Append one JSON line to a file of the run."""

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from session import checkpoints
-from tiny_run import TINY, TRAIN, differences, jsonl, metrics, read_json, write
+from tiny_run import SUMS, TINY, TRAIN, differences, jsonl, metrics, read_json, write
 
 RESUME = "--output_dir run --resume"
 
@@ -101,11 +101,12 @@ def test_a_learning_rate_typed_with_resume_holds_from_then_on(killed, run, whole
 
 
 @pytest.mark.parametrize("old, new", [
-    ('"answer": "8"', '"answer": "9"'), ('"largest": 7', '"largest": 6'), ("1+4=", "4+9=")])
+    ('"answer": "8"', '"answer": "9"'), ('"largest": 7', '"largest": 6'), ("6+4=", "4+9=")])
 def test_changed_training_rows_are_refused(old, new, own, run):
     """Prompts, answers and the other columns, which a reward function may read. Changed test rows
     are not."""
-    shutil.copy("rows.jsonl", "test.jsonl")
+    jsonl("test.jsonl", SUMS[:20])
+    jsonl("rows.jsonl", SUMS[20:])
     run(f"{own} --test_dataset_name test.jsonl --verifier exact")
     for name, kept in (("test.jsonl", True), ("rows.jsonl", False)):
         text = Path(name).read_text(encoding="utf-8")
