@@ -139,7 +139,7 @@ def write(folder, policy, tokenizer, state):
 def sync(path):
     """Wait until a file, or the names in a folder, are on the disk. Windows has this for files
     alone."""
-    if path.is_dir() and os.name == "nt":
+    if path.is_dir() and not hasattr(os, "O_DIRECTORY"):
         return
     number = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
     os.fsync(number)

@@ -233,7 +233,8 @@ def group_record(mini, new, learner, task):
     router_shift              [G, T] RSPO's γ̃
     factors                   [G, T] mismatch weights and high-entropy mask
 
-    A response ends at its last loss token. Tokens that were inserted before it have mask 0.
+    A response ends at its last loss token; one without any is shown whole. Tokens that were
+    inserted before it have mask 0.
     """
     G = mini.rollout.group_size
     moves = mini.advantages.reshape(len(mini.problems) // G, -1).ne(0).any(-1)      # [Q]

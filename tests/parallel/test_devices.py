@@ -8,7 +8,6 @@ Apple's hardware has been seen.
 import functools
 import re
 import sys
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,7 +16,6 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import moe
-import train
 from features.sampler_format import find_sampler_format
 from plumbing.parallel import devices, processes
 from session import learner
@@ -212,9 +210,6 @@ def test_nothing_that_mps_lacks_is_on_its_path(flags, run, machine, monkeypatch)
     """Checks of the device's type say mps, though tensors are the CPU's."""
     machine("mps bfloat16")
     monkeypatch.setattr(moe, "has_grouped_product", lambda device: False)
-    made = train.make_learner
-    monkeypatch.setattr(train, "make_learner",
-                        lambda *inputs: replace(made(*inputs), widest=torch.float32))
     monkeypatch.setattr(processes, "start",
                         lambda args: [devices.find_device_type(args), torch.device("cpu")][1])
     with Mps():

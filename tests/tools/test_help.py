@@ -13,7 +13,8 @@ from tiny_run import ROOT
 
 FOLDERS = ("", "experiments/", "benchmarks/", "tools/", "tests/", "recipes/")
 NO_FLAGS = ("ratios.py", "advantages.py", "losses.py", "routes.py", "moe.py", "rollout.py",
-            "pair_runs.py", "simulate.py")       # which is a process of its own: tests/speed
+            "pair_runs.py", "tools.py",          # of recipes/, which takes a file
+            "simulate.py")                       # which is a process of its own: tests/speed
 SCRIPTS = [f"{folder}{file.name}" for folder in FOLDERS
            for file in sorted((ROOT / folder).glob("*.py"))
            if file.name not in NO_FLAGS

@@ -104,7 +104,7 @@ def test_a_record_holds_a_group_each_answer_cut_at_its_last_loss_token():
     mini, new = group()
     saved = record(step=3)
     assert (saved["step"], saved["prompt"]) == (3, Words().decode([4, 0, 5]))
-    assert [len(row) for row in saved["mask"]] == [9, 7, 4, 9, 6, 0]
+    assert [len(row) for row in saved["mask"]] == [9, 7, 4, 9, 6, 9], "none: shown whole"
     assert saved["mask"][0] == [1, 1, 1, 0, 0, 1, 1, 1, 1]
     for i in range(G):
         n = len(saved["mask"][i])
