@@ -26,6 +26,7 @@ def check_settings(settings):
     check_objective(settings)
     check_batch(settings)
     for feature in FEATURES:
+        feature.check_off(settings)
         feature.check(settings)
 
 
@@ -44,7 +45,7 @@ def check_values(settings):
 
 def check_conditions(settings):
     """Refuse a flag that no other flag makes use of, or that another flag contradicts, as its
-    `needs` and `without` say (features.feature.flag), and a flag of a feature that is off."""
+    `needs` and `without` say (features.feature.flag)."""
     for f in fields(settings):
         if getattr(settings, f.name) == getattr(type(settings)(), f.name):
             continue
@@ -54,10 +55,6 @@ def check_conditions(settings):
         for condition, why in f.metadata.get("without", {}).items():
             if is_met(settings, condition):
                 refuse(settings, f.name, f"cannot be combined with --{condition}{why}")
-        for feature in FEATURES:
-            if feature.flags and hasattr(feature.flags(), f.name) and not feature.on(settings):
-                refuse(settings, f.name, "has no effect: nothing in this run turns on "
-                       f"{feature.__name__} (features/)")
 
 
 def is_met(settings, condition):

@@ -75,7 +75,7 @@ REFUSED = {
     "--use_kl_in_reward": "--use_kl_in_reward True … beta",
     "--beta 0.1 --use_kl_in_reward --kl_estimator k2":
         "--kl_estimator k2 has no effect: k1 is subtracted from the rewards",
-    "--lam 0.9": "--lam 0.9 … ritic",
+    "--lam 0.9": "--lam 0.9 … --advantage",
     "--algorithm ppo --critic_warmup 2 --steps 2": "--critic_warmup 2 leaves none of the --steps 2",
     # -------------------------------------------------------------------------- the sampler
     "--algorithm rspo --old_logp sampler": "--old_logp sampler … rspo",
@@ -83,7 +83,7 @@ REFUSED = {
     "--routing_replay old --old_logp sampler": "--old_logp sampler … --routing_replay",
     "--mismatch seq_truncate --old_logp sampler": "--mismatch seq_truncate … old_logp=recompute",
     "--algorithm minirl --old_logp sampler": "--mismatch token_truncate … old_logp=recompute",
-    "--mismatch_high 3": "--mismatch_high 3.0 … ismatch",
+    "--mismatch_high 3": "--mismatch_high 3.0 needs --mismatch",
     "--mismatch_mask token --mismatch_mask_bounds 6 5": "--mismatch_mask_bounds … two numbers",
     "--mismatch_mask token --mismatch_mask_bounds 3": "--mismatch_mask_bounds … two numbers",
     "--sampler guess": "--sampler guess must be vllm or FILE.py:CLASS",
