@@ -137,8 +137,7 @@ class Learner:
         if not self.bad or self.bad < (
                 BAD if self.updates else min(BAD, self.settings.updates_per_batch)):
             return
-        wrong = [name for name, x in stats.items()
-                 if name.endswith(("loss", "grad_norm")) and not math.isfinite(x)]
+        wrong = [name for name, x in stats.items() if not math.isfinite(x)]
         advice = "lower --learning_rate and continue with --resume, or begin again"
         if not self.updates:
             advice = ("no update has been made, so look at that objective in losses.py, at the "
