@@ -97,7 +97,7 @@ kl_estimator           | k1 | grad_norms | ONE --beta 0.1
 entropy_coef           | 0.1 | loss
 dynamic_sampling       | true | discarded_groups
 overlong_cache         | 0.5 | reward
-mask_truncated_completions | true | grad_norm | ONE --max_completion_length 2
+mask_truncated_completions | true | grad_norm | ONE --max_completion_length 4
 stage2_dataset_name    | b.jsonl or c.jsonl | prompts | DATA --stage2_step 1
 stage2_step            | 1 | prompts | NEW
 old_logp               | sampler | mismatch_kl
