@@ -19,6 +19,7 @@ import torch
 
 import eval as evaluation
 import train
+from features.minibatches import Minibatches
 from session import checkpoints
 from tiny_run import TINY, TRAIN, differences, metrics, read_json, slow, state, write
 
@@ -102,6 +103,15 @@ def test_pythons_and_torchs_random_states_are_resumed(run, killed, first):
     run("--resume")
     whole, resumed = draws[:4], draws[4:]
     assert resumed == [*whole[:3], *whole[2:]]               # batch 3 twice, with the same numbers
+
+
+def test_the_state_of_a_feature_is_resumed(run, monkeypatch):
+    loaded = []
+    monkeypatch.setattr(Minibatches, "state_dict", lambda feature: {"count": 3})
+    monkeypatch.setattr(Minibatches, "load_state_dict", lambda feature, state: loaded.append(state))
+    run("--save_minibatches")
+    run("--resume --steps 2")
+    assert loaded == [{"count": 3}]
 
 
 # ------------------------------------------------------------------------------- more steps
