@@ -44,7 +44,7 @@ path_2() {                                 # a recipe, one line of it changed
 
 path_3() {                                 # own data whose columns have other names
     echo '{"q": "1+2=", "a": "3"}' >rows.jsonl
-    must_say "answer" python "$root/train.py" --dataset_name rows.jsonl \
+    must_say "columns" python "$root/train.py" --dataset_name rows.jsonl \
         --model_name_or_path "$(model)"
     must_say "batch 1/1" python "$root/train.py" --dataset_name rows.jsonl --columns q a --steps 1 \
         --model_name_or_path "$(model)" --max_completion_length 4 --eval_samples 0
