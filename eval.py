@@ -1,13 +1,19 @@
 """Evaluation: pass@1 and pass@k of any policy, and a run in pictures.
 
     python eval.py passk DIR [DIR]                        pass@k of one or several checkpoints
-    python eval.py ask DIR 'PROMPT' [--answer A]          responses to your prompt
+    python eval.py ask DIR "PROMPT" [--answer A]          responses to your prompt
     python eval.py dashboard runs/gspo [runs/grpo ...]    the curves of one or several runs: a PNG
     python eval.py view runs/gspo [runs/grpo]             the tokens of a run, clipped ones marked
 
 passk and ask use a run's checkpoint with the settings of that run: its task, templates, lengths and
 sampling. Any other flag of theirs is one of train.py and overrides them.
 """
+
+import os
+import sys
+
+if "OMP_WAIT_POLICY" not in os.environ:  # before torch: its threads spin while they wait for each
+    os.environ.setdefault("GOMP_SPINCOUNT", "10000")      # other, at the cost of other programs
 
 import argparse
 import math
@@ -24,8 +30,9 @@ from plumbing.model.policy import load_policy
 from plumbing.parallel.devices import autocast, find_device_type
 from plumbing.parallel.processes import gather, gathered, share
 from plumbing.refusal import Refusal
-from session.arguments import (Settings, parse_flags, read_run, refuse_code, resolve,
+from session.arguments import (Parser, Settings, parse_flags, read_run, refuse_code, resolve,
                                with_defaults)
+from session.checks import check_settings
 from session.screen import format_interval
 
 ROWS = 256      # responses that are sampled at a time
@@ -132,10 +139,10 @@ def held_out(settings, learner, task):
 
 # --------------------------------------------------------------------------------- the commands
 
-def load(checkpoint, words):
-    """(settings, task, sampler) of a checkpoint: the settings of its run, or the defaults, with the
-    flags `words` of train.py in place of theirs."""
-    typed = parse_flags(words) | {"model_name_or_path": checkpoint}
+def load(checkpoint, typed):
+    """(settings, task, sampler) of a checkpoint: the settings of its run, or the defaults, with
+    `typed`, {flag of train.py: value}, in place of theirs."""
+    typed = typed | {"model_name_or_path": checkpoint}
     run = Path(checkpoint).parent.parent
     settings = with_defaults(typed)
     if (run / "config.json").exists():
@@ -144,6 +151,7 @@ def load(checkpoint, words):
         if "dataset_name" in typed:                          # has columns and tests of its own
             kept |= {"columns": [], "test_dataset_name": None}
         settings = Settings(**kept | typed)
+    check_settings(settings)
     settings = resolve(settings)
     task = tasks.prepare_task(settings)
     device = torch.device(find_device_type(settings))
@@ -151,10 +159,10 @@ def load(checkpoint, words):
     return settings, task, make_sampler(settings, policy, tokenizer, task)
 
 
-def passk(options, words):
+def passk(options, typed):
     """Print pass@k and the mean reward of each checkpoint."""
     for checkpoint in options.checkpoints:
-        settings, task, sampler = load(checkpoint, words)
+        settings, task, sampler = load(checkpoint, typed)
         task.filter_prompts(sampler.tokenizer)
         answers = evaluate(sampler, task, task.test[:options.problems], options.n,
                            settings.temperature, settings.seed, progress=checkpoint)
@@ -166,10 +174,10 @@ def passk(options, words):
         print(f"  {'reward':12} {format_interval(answers['reward'])}")
 
 
-def ask(options, words):
+def ask(options, typed):
     """Print the greedy response of a checkpoint to a prompt, then sampled ones, with their rewards
     if the right answer is given."""
-    settings, task, sampler = load(options.checkpoint, words)
+    settings, task, sampler = load(options.checkpoint, typed)
     if task.played:
         raise Refusal("ask: a run with an environment begins with a row of it, not with a prompt")
     prompt = options.prompt.replace("\\n", "\n")
@@ -183,32 +191,38 @@ def ask(options, words):
             print(f"\ntemperature {temperature:g}{score}\n{text}")
 
 
-def dashboard(options, words):
+def dashboard(options, typed):
     from tools import dashboard as pictures
     pictures.write_picture(options.runs, options.output)
 
 
-def view(options, words):
+def view(options, typed):
     from tools.view import write_page
     write_page(options.runs, options.output)
 
 
+def at_least_1(text):
+    """The number of a flag."""
+    if int(text) < 1:
+        raise ValueError
+    return int(text)
+
+
 def make_parser():
     """The commands and their own flags."""
-    parser = argparse.ArgumentParser(description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(required=True)
     parsers = {}
     for command in (passk, ask, dashboard, view):
         parsers[command] = commands.add_parser(command.__name__, allow_abbrev=False)
         parsers[command].set_defaults(command=command)
     parsers[passk].add_argument("checkpoints", nargs="+", metavar="DIR_OR_HUB")
-    parsers[passk].add_argument("--n", type=int, default=16, help="responses per problem")
-    parsers[passk].add_argument("--k", type=int, nargs="+", default=[1, 4, 16])
-    parsers[passk].add_argument("--problems", type=int, default=256, help="at most")
+    parsers[passk].add_argument("--n", type=at_least_1, default=16, help="responses per problem")
+    parsers[passk].add_argument("--k", type=at_least_1, nargs="+", default=[1, 4, 16])
+    parsers[passk].add_argument("--problems", type=at_least_1, default=256, help="at most")
     parsers[ask].add_argument("checkpoint", metavar="DIR_OR_HUB")
     parsers[ask].add_argument("prompt", help="the prompt, without the run's template")
-    parsers[ask].add_argument("--n", type=int, default=4, help="sampled responses")
+    parsers[ask].add_argument("--n", type=at_least_1, default=4, help="sampled responses")
     parsers[ask].add_argument("--answer", help="the right answer, by which they are scored")
     for command in (dashboard, view):
         parsers[command].add_argument("runs", nargs="+", metavar="RUN", help="run folders")
@@ -219,8 +233,9 @@ def make_parser():
 def main(argv=None):
     logging.disable_progress_bar()
     options, words = make_parser().parse_known_args(argv)
-    options.command(options, words)
+    options.command(options, parse_flags(words))
 
 
 if __name__ == "__main__":
+    sys.stdout.reconfigure(errors="replace")     # for consoles without Greek letters
     main()

@@ -29,6 +29,19 @@ What a run may add (a reference policy, a critic, an entropy bonus …) is a fil
 enters at the hooks of features/feature.py. A run from flags to summary is at the bottom.
 """
 
+import os
+import sys
+
+if "OMP_WAIT_POLICY" not in os.environ:  # before torch: its threads spin while they wait for each
+    os.environ.setdefault("GOMP_SPINCOUNT", "10000")      # other, at the cost of other programs
+
+from session.arguments import parse
+
+SETTINGS = None
+if __name__ == "__main__":
+    sys.stdout.reconfigure(errors="replace")     # for consoles without Greek letters
+    SETTINGS = parse(sys.argv[1:])   # --help and wrong flags do not wait for the imports below
+
 import random
 import time
 from dataclasses import dataclass, field
@@ -47,9 +60,8 @@ from plumbing.refusal import Refusal
 from rollout import Rollout, Scores, take_fields
 from routes import Pass, router_shift
 from session import checkpoints, screen
-from session.arguments import parse
 from session.learner import forced, longest_update, make_learner
-from session.metrics import Recorder
+from session.metrics import Recorder, describe, first_responses
 
 
 # -------------------------------------------------------------------------------- a rollout batch
@@ -88,10 +100,9 @@ class Batch:
 
 # --------------------------------------------------------------------------------------- the loop
 
-def train(settings, learner, task, folder, start, stop):
+def train(settings, learner, task, recorder, start, stop):
     """The rollout batches after `start` until --steps or a stop signal. Returns the last one's
     number."""
-    recorder = Recorder(folder, task, learner)
     step = start
     for step in range(start + 1, settings.steps + 1):
         batch, mini, updates, times = train_batch(settings, learner, task, step)
@@ -102,7 +113,7 @@ def train(settings, learner, task, folder, start, stop):
         stopping = any(learner.gather([stop.since is not None]))     # in any process
         due = settings.save_steps and step % settings.save_steps == 0
         if due or stopping or step == settings.steps:
-            checkpoints.save(folder, learner, step)
+            checkpoints.save(recorder.folder, learner, step)
         if stopping:
             break
     return step
@@ -247,7 +258,7 @@ def run_script(settings, task=None):
     newest = None                    # the checkpoint that a run goes on from
     if settings.resume:
         *_, newest = [None, *checkpoints.list_checkpoints(folder)]
-    screen.print_once(screen.plan(settings, folder, task, device))
+    screen.print_once(screen.plan(settings, task, device))
     policy, tokenizer = load_trained_policy(settings, task, device, newest)
     screen.print_once(name_ends(policy, tokenizer))
     screen.print_once(task.filter_prompts(tokenizer))
@@ -258,9 +269,11 @@ def run_script(settings, task=None):
         return dry_run(settings, learner, task)
     before = None if newest else held_out(settings, learner, task)
     start = checkpoints.restore(newest, learner) if newest else 0
-    processes.on_first(lambda: checkpoints.begin_run(settings, folder, start))
+    folder = processes.on_first(lambda: checkpoints.begin_run(settings, folder, start))
+    screen.print_once(f"metrics are written to {folder}/metrics.jsonl")
     screen.report(folder, task, "before", before)
-    step = train(settings, learner, task, folder, start, checkpoints.Stop())
+    recorder = Recorder(folder, task, learner)
+    step = train(settings, learner, task, recorder, start, checkpoints.Stop())
     if step < settings.steps:
         screen.print_once(f"stopped after batch {step} and saved; python train.py --output_dir "
                           f"{folder} --resume continues")
@@ -269,28 +282,31 @@ def run_script(settings, task=None):
     screen.report(folder, task, "after", held_out(settings, learner, task), seconds=seconds,
                   steps=step)
     screen.print_once(f"{seconds:.0f} s; next: python eval.py ask {folder}/checkpoints/step_{step} "
-                      f"'PROMPT', python eval.py dashboard {folder}")
+                      f'"PROMPT", python eval.py dashboard {folder}')
 
 
 def dry_run(settings, learner, task):
     """Train on one rollout batch, then try an update with the longest responses: print the time and
     the memory that the run needs."""
+    screen.print_once("dry run: one rollout batch, then an update with the longest responses "
+                      f"({task.max_completion_length} tokens)")
     batch, _, _, times = train_batch(settings, learner, task, 1)
     longest_update(learner, batch.rollout, task.max_completion_length)
     seconds = times[-1] - times[0]
-    screen.print_once(f"{batch.problems[0].prompt!r} -> {batch.rollout.texts[0]!r}, reward "
-                      f"{batch.rewards[0]:g}\na rollout batch takes {seconds:.1f} s, all of them "
-                      f"{seconds * settings.steps / 60:.0f} min, without evaluations")
+    screen.print_once(f"{describe(first_responses(batch)[0])}\na rollout batch takes "
+                      f"{seconds:.1f} s, all of them {seconds * settings.steps / 60:.0f} min, "
+                      "without evaluations")
     if learner.device.type == "cuda":
         peak = torch.cuda.max_memory_allocated() / 2 ** 30
         screen.print_once(f"the longest update takes {peak:.1f} GiB")
 
 
 def main(argv=None):
+    """A run from its command line."""
     logging.disable_progress_bar()  # a bar for every checkpoint read or written
     logging.set_verbosity_error()
     try:
-        run_script(parse(argv))
+        run_script(SETTINGS or parse(argv))
     except torch.OutOfMemoryError as error:
         raise Refusal("out of GPU memory: lower --micro_batch_size, --max_completion_length, "
                       "--prompts_per_step or --eval_prompts, or do what docs/speed.md suggests; "

@@ -16,8 +16,7 @@ from dataclasses import field, fields
 
 from plumbing.refusal import Refusal
 
-HOOKS = ("resample", "after_scoring", "advantages", "loss", "metrics", "tokens", "report",
-         "state_dict", "load_state_dict")        # those with a run
+HOOKS = ("resample", "after_scoring", "advantages", "loss", "metrics", "tokens", "report")
 
 
 class Feature:
@@ -25,6 +24,7 @@ class Feature:
     run does not need and that __init__ has set to None. What else a class has begins with _."""
 
     flags = None                 # a frozen dataclass, whose fields are made by flag()
+    needs = ""                   # what turns it on, for a refusal; "": its first flag
     presets = {}                 # {algorithm: {flag: value}}, as arguments.PRESETS
     provides = ()                # keys of advantages.INPUTS that it puts into batch.extras
 
@@ -34,6 +34,15 @@ class Feature:
     def on(cls, settings):
         """Whether the run has the feature: here, whether its first flag is on."""
         return bool(getattr(settings, fields(cls.flags)[0].name))
+
+    @classmethod
+    def check_off(cls, settings):
+        """Refuse its flags where it is off: they have no effect."""
+        off = cls.flags and not cls.on(settings)
+        names = [f.name for f in fields(cls.flags)] if off else []
+        for name in names:
+            if getattr(settings, name) != getattr(cls.flags(), name):
+                refuse(settings, name, f"needs {cls.needs or f'--{names[0]}'}")
 
     @classmethod
     def check(cls, settings):
@@ -101,10 +110,10 @@ class Feature:
         before and after the run. folder: the run's."""
 
     def state_dict(self):
-        """What a checkpoint keeps of it, {} if nothing: {name: list of tensors, number or text}."""
+        """What a checkpoint keeps of it, nothing or {name: list of tensors, number or text}."""
 
     def load_state_dict(self, state):
-        """The reverse of state_dict; state: {} if the checkpoint has none."""
+        """The reverse of state_dict; state: None if the checkpoint has none."""
 
 
 class Features:
@@ -114,18 +123,6 @@ class Features:
         self.all = list(features)
         self.hooks = {hook: [getattr(f, hook) for f in self.all if has_hook(f, hook)]
                       for hook in HOOKS}
-
-    def state_dict(self):
-        """{feature: its state}, of those that have one."""
-        states = {type(f).__name__: f.state_dict() for f in self.all if has_hook(f, "state_dict")}
-        return {name: state for name, state in states.items() if state}
-
-    def load_state_dict(self, states):
-        """The reverse of state_dict. The state of a feature that --resume turned off is left
-        out."""
-        for f in self.all:
-            if has_hook(f, "load_state_dict"):
-                f.load_state_dict(states.get(type(f).__name__, {}))
 
 
 def has_hook(feature, hook):

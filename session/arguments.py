@@ -76,8 +76,9 @@ class Core:
     advantage: str = flag(
         "group", "how advantages are computed from rewards", choices=ADVANTAGES)
     scale_rewards: str = flag(
-        "group", "divide advantages by the group's std, the batch's std, or nothing",
-        choices=("group", "batch", "none"))
+        "group", "divide advantages by the group's std (also: true, as in TRL), the batch's std, "
+                 "or nothing (also: false)", choices=("group", "batch", "none"),
+        read=lambda word: {"true": "group", "false": "none"}.get(word.lower(), word))
 
     old_logp: str = flag(
         "recompute", "recompute the old log-probs with a forward pass, or use the log-probs that "
@@ -90,7 +91,8 @@ class Core:
     model_name_or_path: str | None = flag(
         None, "hub id or folder of a pretrained causal language model (default: a tiny MoE)",
         section="the policy")
-    hidden_size: int = flag(96, "tiny MoE: width of the hidden states", at_least=1)
+    hidden_size: int = flag(96, "tiny MoE: width of the hidden states", at_least=1,
+                            must=(lambda width: width % 8 == 0, "be a multiple of 8"))
     num_hidden_layers: int = flag(
         4, "tiny MoE: number of layers; more than 4 have defaults of their own", at_least=1)
     num_experts: int = flag(8, "tiny MoE: experts per layer", at_least=1)
@@ -222,7 +224,7 @@ class Core:
     eval_samples: int = flag(
         4, "responses sampled per held-out prompt; 0: no evaluation", at_least=0)
     seed: int = flag(
-        0, "random seed, which also decides what is held out", at_least=0, at_most=2 ** 32 - 1)
+        0, "random seed, which also decides what is held out", at_least=0, at_most=2 ** 28 - 1)
 
     @property
     def played(self):
@@ -382,7 +384,9 @@ def read_recipe(path):
     try:
         flags = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except (OSError, yaml.YAMLError) as error:
-        raise Refusal(f"--config {path}: {error}") from None
+        raise Refusal(f"--config {path}: {' '.join(str(error).split())}") from None
+    if not isinstance(flags, dict):
+        raise Refusal(f"--config {path}: it must be a mapping of flags, such as steps: 50")
     words = []
     for name, value in flags.items():
         texts = [json.dumps(x) if isinstance(x, dict) else str(x)
@@ -403,23 +407,34 @@ def read_run(folder):
 
 # ------------------------------------------------------------------------------- the command line
 
+TRL_BATCH = ("; here an optimizer step has prompts_per_step x num_generations / "
+             "steps_per_generation responses, in passes of micro_batch_size")
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse's parser, whose errors are one line."""
+
+    def error(self, message):
+        raise Refusal(message)
+
+
 def parse_flags(argv):
     """{flag: value} of what stands on a command line."""
-    parser = make_parser()
-    known, others = parser.parse_known_args(argv)
+    known, others = make_parser().parse_known_args(argv)
     names = [f"--{f.name}" for f in fields(Settings)]
     unknown = []
     for word in [word for word in others if word.startswith("--")] or others:
         near = difflib.get_close_matches(word.partition("=")[0], names, n=1, cutoff=0.75)
         unknown.append(" ".join([word, *(f"(did you mean {name}?)" for name in near)]))
     if unknown:
-        parser.error(f"unknown: {', '.join(unknown)}")
+        hint = TRL_BATCH if "per_device" in str(unknown) or "accumul" in str(unknown) else ""
+        raise Refusal(f"unknown: {', '.join(unknown)}{hint}")
     return vars(known)
 
 
 def make_parser():
     """A flag per field of Settings, in sections."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="train.py", usage="train.py [--flag value ...]", allow_abbrev=False,
         description="Train a tiny MoE or a pretrained model with GSPO or a related algorithm.")
     section = parser

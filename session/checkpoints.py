@@ -66,15 +66,22 @@ def lock(folder):
 @refuse_os_errors()
 def begin_run(settings, folder, step):
     """Make and lock the folder, write config.json, and drop the records after batch `step`, from
-    which a resumed run goes on, and a line that a kill has cut off."""
-    folder.mkdir(parents=True, exist_ok=True)
+    which a resumed run goes on, and a line that a kill has cut off. Returns the folder: the next
+    one if another run has taken a default one in the meantime."""
+    try:
+        folder.mkdir(parents=True, exist_ok=settings.output_dir is not None)
+    except FileExistsError:
+        if settings.output_dir:
+            raise
+        return begin_run(settings, choose_folder(settings), step)
     lock(folder)
-    refuse_old_run(settings, folder)     # one that another process has begun in the meantime
+    refuse_old_run(settings, folder)     # begun in --output_dir in the meantime
     write_text(folder / "config.json", json.dumps(asdict(settings), indent=1))
     for file in folder.glob("*.jsonl"):
         lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
         kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step]
         write_text(file, "".join(kept))
+    return folder
 
 
 def write_text(file, text):
@@ -90,10 +97,12 @@ def save(folder, learner, step):
     """Write checkpoints/step_N of a run. Every process must call this."""
     state = {"step": step, "updates": learner.updates, "optimizer": optimizer_state(learner),
              "critic": critic_weights(learner.actor), "stream": learner.stream.state_dict(),
-             "scaler": learner.scaler.state_dict(), "features": learner.features.state_dict(),
-             "random": [random.getstate(), torch.get_rng_state()], "rows": learner.rows}
+             "scaler": learner.scaler.state_dict(), "rows": learner.rows,
+             "features": {type(f).__name__: f.state_dict() for f in learner.features.all},
+             "random": [random.getstate(), torch.get_rng_state()]}
     with processes.gathered(learner.actor) as policy:
-        processes.on_first(lambda: write(folder, policy, learner.tokenizer, state))
+        if processes.rank() == 0:
+            write(folder, policy, learner.tokenizer, state)
 
 
 def optimizer_state(learner):
@@ -130,7 +139,7 @@ def write(folder, policy, tokenizer, state):
 def sync(path):
     """Wait until a file, or the names in a folder, are on the disk. Windows has this for files
     alone."""
-    if path.is_dir() and os.name == "nt":
+    if path.is_dir() and not hasattr(os, "O_DIRECTORY"):
         return
     number = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
     os.fsync(number)
@@ -160,7 +169,8 @@ def restore(checkpoint, learner):
     learner.set_updates(state["updates"])
     learner.stream.load_state_dict(state["stream"])
     learner.scaler.load_state_dict(state["scaler"])
-    learner.features.load_state_dict(state["features"])
+    for feature in learner.features.all:
+        feature.load_state_dict(state["features"].get(type(feature).__name__))
     python, torchs = state["random"]
     random.setstate(python)
     torch.set_rng_state(torchs)

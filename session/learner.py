@@ -134,10 +134,16 @@ class Learner:
         does not count."""
         overflow = self.scaler.get_scale() > 1 and math.isfinite(stats["loss"])
         self.bad = self.bad + 1 if stats["skipped"] and not overflow else 0
-        most = BAD if self.updates else min(BAD, self.settings.updates_per_batch)
-        if self.bad == most:
-            raise SystemExit(f"{most} updates in a row had a loss or gradient that is not finite. "
-                             "The last checkpoint is intact; try a lower --learning_rate")
+        if not self.bad or self.bad < (
+                BAD if self.updates else min(BAD, self.settings.updates_per_batch)):
+            return
+        wrong = [name for name, x in stats.items() if not math.isfinite(x)]
+        advice = "lower --learning_rate and continue with --resume, or begin again"
+        if not self.updates:
+            advice = ("no update has been made, so look at that objective in losses.py, at the "
+                      "terms that features add, and at the rewards")
+        raise SystemExit(f"{self.bad} updates in a row were not finite with --algorithm "
+                         f"{self.settings.algorithm}: {', '.join(wrong)}; {advice}")
 
     def set_updates(self, n):
         """n optimizer steps have been made: set the learning rate of the next one."""
@@ -222,7 +228,7 @@ def forced(policy, rollout):
 def longest_update(learner, rollout, T):
     """Forward and backward of T random tokens after the prompts of a rollout, as many responses as
     an update has in a pass, beside the gradients and moments of the update before."""
-    rows = min(learner.rows_per_pass(), len(rollout.mask))
+    rows = min(learner.rows_per_pass(), learner.settings.mini_batch_rows)
     part = rollout.take(torch.arange(rows))
     ids = torch.randint(learner.policy.config.vocab_size, (len(part.mask), T),
                         device=learner.device)                                      # [b, T]

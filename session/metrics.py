@@ -118,6 +118,7 @@ class Recorder:
         self.settings = learner.settings
         self.errors = self.count_errors()
         self.right = 0.0                 # the sum of the batches' pass rates
+        self.writes = processes.rank() == 0
 
     def count_errors(self):
         """Of the reward functions, in all processes, since the run began or went on."""
@@ -129,19 +130,21 @@ class Recorder:
         held: the result of eval.held_out after it, or None."""
         new = self.learner.score(mini.rollout, entropy=True)     # under the new policy
         record = self.make_record(batch, mini, new, updates, times) | held_out_record(held)
-        if processes.rank() == 0:
+        if self.writes:
             self.write("samples.jsonl", {"step": batch.step, "samples": first_responses(batch)})
             if self.settings.save_tokens:
                 self.write("tokens.jsonl", group_record(mini, new, self.learner, self.task))
-            self.report(record)
+            for report in self.learner.features.hooks["report"]:
+                report(self.folder, record)
             self.write("metrics.jsonl", record)
             print(format_line(record, self.settings.steps), flush=True)
             self.right += record["pass_rate"]
-            if batch.step == EARLY and not self.right:
-                first = first_responses(batch)[0]
+            never = batch.step == EARLY and not self.right
+            if never:
                 print(f"note: no response was right in the first {EARLY} batches (the first "
-                      "component of its reward at least 1); does the reward function read such "
-                      f"responses? {first['prompt'][-100:]!r} -> {first['response'][:200]!r}")
+                      "component of its reward at least 1); does the reward function read such?")
+            if never or batch.step % max(1, self.settings.steps // 10) == 0:
+                print(" " * 8 + describe(first_responses(batch)[0]), flush=True)
 
     def make_record(self, batch, mini, new, updates, times):
         """The record of a rollout batch in metrics.jsonl, without held-out scores."""
@@ -164,11 +167,6 @@ class Recorder:
             **{name: end - start for name, start, end in zip(phases, times, times[1:])},
             "tokens_per_second": tokens / (times[-1] - times[0]),
             "rollout_tokens_per_second": tokens / (times[1] - times[0])}
-
-    def report(self, record):
-        """Give a record to the features that send it elsewhere."""
-        for hook in self.learner.features.hooks["report"]:
-            hook(self.folder, record)
 
     def write(self, name, record):
         """Append one JSON line to a file of the run."""
@@ -195,6 +193,12 @@ def first_responses(batch):
         if rollout.games:
             samples[-1]["turns"] = rollout.games[i].messages
     return samples
+
+
+def describe(sample):
+    """A line about a response of first_responses."""
+    return (f"{sample['prompt'].strip()[-100:]!r} -> {sample['response'][:200]!r}, reward "
+            f"{sample['reward']:g}")
 
 
 def format_line(record, steps):
@@ -229,7 +233,8 @@ def group_record(mini, new, learner, task):
     router_shift              [G, T] RSPO's γ̃
     factors                   [G, T] mismatch weights and high-entropy mask
 
-    A response ends at its last loss token. Tokens that were inserted before it have mask 0.
+    A response ends at its last loss token; one without any is shown whole. Tokens that were
+    inserted before it have mask 0.
     """
     G = mini.rollout.group_size
     moves = mini.advantages.reshape(len(mini.problems) // G, -1).ne(0).any(-1)      # [Q]

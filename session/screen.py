@@ -7,12 +7,12 @@ from plumbing.parallel.processes import rank
 
 
 def print_once(text):
-    """Print text in the first process only."""
+    """Print text in the first process only, at once, also through a pipe."""
     if text and rank() == 0:
-        print(text)
+        print(text, flush=True)
 
 
-def plan(settings, folder, task, device):
+def plan(settings, task, device):
     """A description of what this run will do, in a few lines."""
     clip_range = ""
     if settings.epsilon is not None:
@@ -28,7 +28,7 @@ def plan(settings, folder, task, device):
         f"out), on {device}",
         f"{settings.steps} rollout batches of {settings.prompts_per_step} prompts x "
         f"{settings.num_generations} responses, {settings.steps_per_generation} mini-batches each"
-        f"{clip_range}; metrics are written to {folder}/metrics.jsonl", *notes, *task.notes])
+        f"{clip_range}", *notes, *task.notes])
 
 
 def format_interval(score):
@@ -37,28 +37,21 @@ def format_interval(score):
     return f"{mean:.3f} [{low:.3f}, {high:.3f}]"
 
 
-def format_scores(answers):
-    """answers: {"sampled": ..., "greedy": ...}, each as eval.evaluate returns it."""
-    sampled = answers["sampled"]
-    greedy, _, _ = answers["greedy"]["pass_at_1"]
-    return (f"held-out pass@1 {format_interval(sampled['pass_at_1'])}, greedy {greedy:.3f}, mean "
-            f"reward {format_interval(sampled['reward'])}")
-
-
 def report(folder, task, when, answers, **more):
-    """Print the scores of an evaluation, "before" or "after" training, and the greedy response to
-    the first held-out prompt. Keep them, and `more`, in summary.json."""
+    """Print the scores of an evaluation (eval.held_out), "before" or "after" training, and the
+    greedy response to the first held-out prompt. Keep them, and `more`, in summary.json."""
     if rank() or not answers:
         return
-    response = answers["greedy"]["texts"][0][0]
-    print(f"{when + ':':7} {format_scores(answers)}\n"
-          f"        {task.test[0].prompt.strip()[-100:]!r} -> {response[:200]!r}")
+    sampled = answers["sampled"]
+    greedy = answers["greedy"]
+    print(f"{when + ':':7} held-out pass@1 {format_interval(sampled['pass_at_1'])}, greedy "
+          f"{greedy['pass_at_1'][0]:.3f}, mean reward {format_interval(sampled['reward'])}\n"
+          f"        {task.test[0].prompt.strip()[-100:]!r} -> {greedy['texts'][0][0][:200]!r}")
     file = folder / "summary.json"
     summary = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-    mean, *interval = answers["sampled"]["pass_at_1"]
+    mean, *interval = sampled["pass_at_1"]
     summary |= more | {
         f"pass_at_1_{when}": mean, f"interval_{when}": interval,
-        f"greedy_{when}": answers["greedy"]["pass_at_1"][0],
-        f"reward_{when}": answers["sampled"]["reward"][0],
-        f"reward_parts_{when}": answers["sampled"]["reward_parts"]}
+        f"greedy_{when}": greedy["pass_at_1"][0], f"reward_{when}": sampled["reward"][0],
+        f"reward_parts_{when}": sampled["reward_parts"]}
     file.write_text(json.dumps(summary, indent=1), encoding="utf-8")

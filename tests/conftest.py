@@ -14,12 +14,9 @@ os.environ.setdefault("PYTHONIOENCODING", "utf-8")     # what tests read from sc
 
 import pytest  # noqa: E402
 
-from tiny_run import SUMS, TINY, flags, jsonl, metrics  # noqa: E402
+from tiny_run import ROOT, SUMS, TINY, flags, jsonl, metrics  # noqa: E402
 
-ROOT = Path(__file__).parents[1]
 os.fsync = lambda number: None                   # no test pulls the plug: it would only wait
-if hasattr(signal, "SIGHUP"):
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)     # which nohup ignores, and so would a run
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -88,8 +85,7 @@ def workplace(cold_start, tmp_path, monkeypatch):
     """The current folder, empty but for the cold start. Signal handlers are put back afterwards."""
     link(cold_start, tmp_path)
     monkeypatch.chdir(tmp_path)
-    handlers = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM,
-                                                getattr(signal, "SIGHUP", signal.SIGTERM))}
+    handlers = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)}
     yield tmp_path
     os.chdir(ROOT)                               # pytest deletes the folder of a test that passed
     for number, handler in handlers.items():
@@ -104,7 +100,7 @@ def own(workplace, cold_start):
 
 
 @pytest.fixture
-def refused(tmp_path, monkeypatch, request):
+def refused(tmp_path, monkeypatch):
     """refused("--beta -1") is the one line in which a command ends with exit code 2. Nothing is
     left behind, unless the run had begun=True. Further words are given as they are."""
     monkeypatch.chdir(tmp_path)
@@ -112,20 +108,16 @@ def refused(tmp_path, monkeypatch, request):
     def refuse(line, *words, main=None, begun=False):
         import train
         main = main or train.main
-        when = lambda path: path.is_dir() or path.stat().st_mtime_ns
         # some versions of filelock touch their file
-        files = lambda: [path for path in Path().rglob("*") if path.name != ".lock"]
-        tree = {path: when(path) for path in files()}
-        capsys = request.getfixturevalue("capsys")
-        capsys.readouterr()
+        tree = lambda: {path: path.is_dir() or path.stat().st_mtime_ns
+                        for path in Path().rglob("*") if path.name != ".lock"}
+        before = tree()
         with pytest.raises(SystemExit) as stop:
             words = [*shlex.split(line), *map(str, words)]
             main(flags(*words) if main is train.main else words)
-        said = capsys.readouterr().err
-        script = f"{main.__module__.rpartition('.')[2]}.py: "
-        assert stop.value.code == 2 and said.count("\n") == 1 and said.startswith(script), said
-        after = {path: when(path) for path in files()}
-        assert begun or tree == after, f"left behind: {tree.keys() ^ after}"
+        said = str(stop.value)
+        assert stop.value.code == 2 and said and "\n" not in said, said
+        assert begun or before == tree(), f"left behind: {before.keys() ^ tree()}"
         return said
     return refuse
 
@@ -171,17 +163,17 @@ class Killed(BaseException):
 @pytest.fixture
 def killed(run):
     """killed(3, "--steps 4") is a run that the power leaves just after the metrics of batch 3."""
-    from session import checkpoints
+    from session.metrics import Recorder
 
     def start(step, line, **options):
-        append = checkpoints.append
+        write = Recorder.write
 
-        def appending(path, record):
-            append(path, record)
-            if path.name == "metrics.jsonl" and record["step"] == step:
+        def writing(recorder, name, record):
+            write(recorder, name, record)
+            if name == "metrics.jsonl" and record["step"] == step:
                 raise Killed
         with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):
-            patch.setattr(checkpoints, "append", appending)
+            patch.setattr(Recorder, "write", writing)
             run(line, **options)
     return start
 

@@ -39,7 +39,7 @@ path_2() {                                 # a recipe, one line of it changed
     cp "$root/recipes/laptop.yaml" mine.yaml
     sed -i 's/^steps: 50.*/steps: 2/' mine.yaml
     must_say "batch 2/2" python "$root/train.py" --config mine.yaml "${TINY[@]}"
-    must_say "the whole run takes" python "$root/train.py" --config mine.yaml "${TINY[@]}" --dry_run
+    must_say "all of them" python "$root/train.py" --config mine.yaml "${TINY[@]}" --dry_run
 }
 
 path_3() {                                 # own data whose columns have other names

@@ -9,13 +9,14 @@ docs/speed.md.
 
 import dataclasses
 import sys
+from argparse import RawDescriptionHelpFormatter
 from pathlib import Path
 
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from plumbing.data.tasks import prepare_task
-from session.arguments import Settings, parse
+from session.arguments import Parser, Settings, parse
 
 # reductions that TRL has for rows of losses.OBJECTIVES with PPO's clip
 REDUCTION = {"sequence-mean": "grpo", "token-mean": "dapo", "constant": "dr_grpo",
@@ -31,8 +32,8 @@ SAME = ("num_generations num_iterations temperature scale_rewards learning_rate 
         "warmup_steps max_grad_norm weight_decay optim bf16 fp16 gradient_checkpointing seed beta "
         "entropy_coef mask_truncated_completions").split()
 # flags that `translate` reads
-READ = ("algorithm epsilon epsilon_high reduction dual_clip off_policy_mask max_completion_length "
-        "steps prompts_per_step steps_per_generation micro_batch_size").split()
+READ = ("algorithm epsilon epsilon_high reduction dual_clip off_policy_mask kl_estimator steps "
+        "max_completion_length prompts_per_step steps_per_generation micro_batch_size").split()
 # flags of the trainer's arguments, and those that change no number
 OTHERS = ("model_name_or_path dataset_name test_dataset_name columns verifier verifier_timeout "
           "system_prompt prompt_template chat_template chat_template_kwargs min_terms max_terms "
@@ -52,7 +53,7 @@ def translate(settings):
         config["loss_type"], config["importance_sampling_level"] = loss
     config |= {
         "epsilon": settings.epsilon, "epsilon_high": settings.epsilon_high,
-        "use_bias_correction_kl": False,                     # k3, as ours
+        "use_bias_correction_kl": settings.kl_estimator == "k3_is",
         "delta": row.dual_clip, "off_policy_mask_threshold": row.off_policy_mask,
         "max_completion_length": prepare_task(settings).max_completion_length,
         # TRL counts its steps_per_generation in micro-batches
@@ -65,6 +66,7 @@ def translate(settings):
     missing = [f.name for f in dataclasses.fields(Settings) if f.name not in known
                and getattr(settings, f.name) != getattr(Settings(), f.name)]
     missing += [] if loss else ["algorithm"]
+    missing += [] if settings.kl_estimator in ("k3", "k3_is") else ["kl_estimator"]
     return {name: value for name, value in config.items() if value is not None}, missing
 
 
@@ -89,7 +91,9 @@ def batch_rows(settings):
 
 
 def main(argv=None):
-    _, *words = sys.argv[1:] if argv is None else argv           # the first is trl
+    parser = Parser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
+    parser.add_argument("framework", choices=["trl"])
+    _, words = parser.parse_known_args(argv)
     config, missing = translate(parse(words))
     if missing:
         print(f"# TRL 1.16 has no equivalent for: {', '.join(missing)}")

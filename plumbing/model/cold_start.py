@@ -14,6 +14,7 @@ import inspect
 import json
 import os
 import random
+import shutil
 from pathlib import Path
 
 import torch
@@ -83,7 +84,10 @@ def train_cold_start(settings, task, config, tokenizer, device, folder, recipe):
     policy.save_pretrained(partial)
     tokenizer.save_pretrained(partial)
     (partial / "recipe.json").write_text(recipe, encoding="utf-8")
-    os.rename(partial, folder)           # at once, so that no folder is half written
+    if folder.is_dir():                  # another run, which began with this one, has made it
+        shutil.rmtree(partial)
+    else:
+        os.rename(partial, folder)       # at once, so that no folder is half written
 
 
 def digest(text):

@@ -11,7 +11,6 @@ import torch
 from safetensors.torch import load_file
 
 import train
-from session import checkpoints
 from tiny_run import TRAIN, differences, jsonl, metrics, python, write
 
 POLICY = ("--min_terms 1 --max_terms 2 --hidden_size 32 --num_experts 4 --num_hidden_layers 2 "
@@ -24,15 +23,10 @@ RUNS = {
     "ppo": "--algorithm ppo --critic_warmup 2 "
            "--eval_samples 2 --eval_prompts 5",              # that does not divide evenly
     "rspo": "--algorithm rspo --beta 0.05 --router_aux_loss_coef 0.01 --micro_batch_size 2",
-    "teacher": "--algorithm grpo --advantage distillation "
-               "--teacher_model_name_or_path gspo/checkpoints/step_5",
-    "self": "--algorithm grpo --distillation_coef 0.5 --self_distillation answer",
-    "moving": "--beta 0.05 --sync_ref_model --ref_model_sync_steps 2 --max_completion_length 5 "
-              "--mask_truncated_completions",
-    "sdpo": "--algorithm sdpo",
+    "cut": "--beta 0.05 --max_completion_length 5 --mask_truncated_completions",
     "prefix": "--model_name_or_path model --dataset_name prefix.jsonl --verifier exact "
-              "--no_chat_template",              # more than fast.MIN_PREFIX equal tokens
-    "turns": "--model_name_or_path model --dataset_name prefix.jsonl --no_chat_template "
+              "--chat_template false",           # more than fast.MIN_PREFIX equal tokens
+    "turns": "--model_name_or_path model --dataset_name prefix.jsonl --chat_template false "
              "--environment play.py:Play --stop , --algorithm gspo_token "
              "--advantage turn_returns --eval_samples 2 --eval_prompts 3 "
              "--learning_rate 2e-4",               # at 1e-3 ratios of 8 make much of rounding
@@ -40,10 +34,8 @@ RUNS = {
 PLAY = """
 import random
 class Play:
-    def __init__(self, row, seed):
-        self.rng = random.Random(seed)
-    def reset(self):
-        return f"{self.rng.randint(1, 9)}="
+    def __init__(self, row):
+        self.rng = random.Random(row["prompt"])
     def step(self, text):
         return self.rng.choice(["1+", "2+1="]), len(text) / 10, self.rng.random() < 0.3
 """
@@ -99,8 +91,7 @@ def changed(home, change):
 
 
 @pytest.mark.parametrize("run", [
-    "gspo-ddp", "gspo-fsdp2", "ppo-fsdp2", "rspo-ddp", "prefix-fsdp2", "teacher-fsdp2", "self-ddp",
-    "moving-fsdp2", "sdpo-ddp", "turns-ddp"])
+    "gspo-ddp", "gspo-fsdp2", "ppo-fsdp2", "rspo-ddp", "prefix-fsdp2", "cut-fsdp2", "turns-ddp"])
 def test_two_processes_end_with_the_weights_of_one(run, home):
     name, how = run.split("-")
     done = torchrun(home, f"{RUNS[name]}{SHARD[how]} --output_dir {run}")
@@ -129,7 +120,7 @@ def test_two_processes_end_with_the_weights_of_one(run, home):
 @pytest.mark.parametrize("how", SHARD)
 def test_killed_rank_ends_the_job_and_the_resumed_job_is_bit_equal(how, home):
     """SIGKILL for the second process in batch 4, after the checkpoint of batch 2: no hang, an exit
-    code, a whole checkpoint, a resume."""
+    code, whole checkpoints, a resume."""
     run, whole = f"killed-{how}", f"whole-{how}"
     flags = f"{RUNS['ppo']}{SHARD[how]} --save_steps 2 --output_dir"
     torchrun(home, f"{flags} {whole}")
@@ -141,12 +132,8 @@ def test_killed_rank_ends_the_job_and_the_resumed_job_is_bit_equal(how, home):
                 os.kill(os.getpid(), 9)
             return estimate(*args, **options)
         train.estimate_advantages = dying""")
-    said = torchrun(home, f"{flags} {run}", script=dying, code=1).stderr
-    stops = "train.py: process 0 stops because another process of this job has died"
-    assert stops in said and "--resume" in said
-    steps = [2, 3] if how == "ddp" else [2]      # a replica can save what it has, a shard cannot
-    assert [step for step, _ in checkpoints.list_checkpoints(home / run)] == steps
-    assert len(os.listdir(home / run / "checkpoints")) == len(steps)
+    torchrun(home, f"{flags} {run}", script=dying, code=1)
+    assert os.listdir(home / run / "checkpoints") == ["step_2"]
     torchrun(home, f"{flags} {run} --resume")
     assert differences(home / whole, home / run, 5) == []
 
@@ -177,17 +164,15 @@ def test_the_kind_of_module_that_trains_and_ddp_is_freed_before_the_process_grou
 
 
 def test_bad_argument_is_one_line_per_process(home):
-    said = torchrun(home, "--prompts_per_step 6 --output_dir refused", code=1).stderr
-    assert {line for line in said.splitlines() if line.startswith("train.py: ")} == {
-        "train.py: --prompts_per_step 6 / --steps_per_generation 2 prompts per mini-batch cannot "
-        "be divided equally among 2 processes"}
-    assert not (home / "refused").exists()
+    said = torchrun(home, "--prompts_per_step 6 --output_dir refused", code=1).stderr.splitlines()
+    assert ("--prompts_per_step 6 / --steps_per_generation 2 prompts per mini-batch cannot be "
+            "divided equally among 2 processes") in said
+    assert not (home / "refused").exists() and not any(TRAIN in line for line in said)
 
 
 def test_folder_that_holds_a_run_is_refused_by_all(home):
     said = torchrun(home, "--output_dir gspo", code=1).stderr
-    ours = f"Traceback (most recent call last):\n  File \"{TRAIN}"
-    assert "holds a run" in said and ours not in said
+    assert said.count("holds a run") == 2 and f'File "{TRAIN}' not in said
 
 
 def test_a_cold_start_made_by_two_processes_is_whole(home):

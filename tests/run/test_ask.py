@@ -22,7 +22,6 @@ def asked(workplace, capsys):
 def test_the_built_in_task_answers_and_is_judged(asked, run):
     run("--temperature 0.7")
     said = asked("run/checkpoints/step_1", "3+8=", "--n", "3", "--answer", "3,1.")
-    assert said.startswith("settings of run: ") and "--temperature 0.7" in said
     found = re.findall(r"temperature ([\d.]+)   reward ([01])\n(.*)", said)
     assert [temperature for temperature, *_ in found] == ["0", "0.7", "0.7", "0.7"]
     assert all((reward == "1") == (text == "3,1.") for _, reward, text in found)
@@ -33,11 +32,11 @@ def test_a_prompt_goes_through_the_runs_template_and_verifier(asked, run, own):
     jsonl("rows.jsonl", [{"prompt": f"{a}+{a}", "answer": "1"} for a in range(1, 10)])
     write("mine.py", "def reward(response, answer):\n    return answer == 'yes'\n")
     run(own + "--verifier mine.py:reward --prompt_template {prompt}=")
-    with pytest.raises(SystemExit):
-        asked("run/checkpoints/step_1", "3+8")               # code of a folder, not typed
+    with pytest.raises(SystemExit, match="names code"):      # of a folder, not typed
+        asked("run/checkpoints/step_1", "3+8")
     typed = ("--verifier", "mine.py:reward", "--n", "1")
     said = asked("run/checkpoints/step_1", "3+8", *typed, "--answer", "yes")
-    assert said.count("reward 1") == 2 and "--prompt_template" in said
+    assert said.count("reward 1") == 2
     greedy = said.split("reward 1\n")[1].split("\n")[0]
     other = asked("run/checkpoints/step_1", "3+8=", *typed, "--prompt_template", "{prompt}")
     assert other.split("temperature 0\n")[1].split("\n")[0] == greedy

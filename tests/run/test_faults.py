@@ -1,5 +1,4 @@
-"""What goes wrong in a run, by nobody's fault or by somebody's: numbers that are not finite, code
-hidden in a checkpoint, a collapse. Full disks and errors: tests/run/test_resume.py.
+"""What goes wrong in a run: numbers that are not finite, code hidden in a checkpoint.
 python -m pytest tests/run/test_faults.py"""
 
 import itertools
@@ -15,8 +14,7 @@ import torch
 
 import train
 from session import checkpoints
-from session.metrics import describe_collapse
-from tiny_run import metrics, read_json, write
+from tiny_run import metrics, read_json, state, write
 
 # ------------------------------------------------------------------------------- not finite
 
@@ -30,12 +28,14 @@ def spoil(then, which, how=lambda loss: loss * NAN):
          (how(result[0]), result[1]) if next(count) in which else None)
 
 
-@pytest.mark.parametrize("how", [
-    lambda loss: loss * NAN, lambda loss: loss * float("inf"),
-    lambda loss: loss.detach() * 0 + NAN + loss * 0],
-    ids=["nan gradient", "infinite gradient", "nan loss"])
+HOWS = {"loss, grad_norm": lambda loss: loss * NAN,
+        "grad_norm": lambda loss: (loss - loss.detach()) * 1e38 * 1e38 + loss.detach(),
+        "loss": lambda loss: loss.detach() * 0 + NAN + loss * 0}
+
+
+@pytest.mark.parametrize("wrong", HOWS)
 def test_update_that_is_not_finite_is_skipped_and_counted_and_moves_no_schedule(
-        how, run, then, capsys):
+        wrong, run, then, capsys):
     """Four updates with a warm-up of three. The first is spoilt: torch has nothing to warn of."""
     weights, rates = [], []
 
@@ -44,7 +44,7 @@ def test_update_that_is_not_finite_is_skipped_and_counted_and_moves_no_schedule(
         rates.append(learner.optimizer.param_groups[0]["lr"])
     then(train, "make_learner", lambda learner, *_: seen(learner))
     then(train, "update", lambda stats, args, learner, mini: seen(learner))
-    spoil(then, {1}, how)
+    spoil(then, {1}, HOWS[wrong])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         records = run("--steps 2 --learning_rate 0.3 --warmup_steps 3 --algorithm grpo --beta 0.1")
@@ -52,41 +52,37 @@ def test_update_that_is_not_finite_is_skipped_and_counted_and_moves_no_schedule(
     assert moved == [False, True, True, True] and rates[:4] == pytest.approx([0.1, 0.1, 0.2, 0.3])
     assert all(w.isfinite().all() for w in weights)
     assert [record["skipped"] for record in records] == [1, 0]
-    assert capsys.readouterr().out.count("1 bad update(s) skipped") == 1
+    assert capsys.readouterr().out.count("1 update(s) not finite, skipped") == 1
+
+
+@pytest.mark.parametrize("wrong", HOWS)
+def test_a_first_batch_that_is_not_finite_stops_the_run_and_names_the_objective(wrong, run, then):
+    spoil(then, {1, 2}, HOWS[wrong])
+    with pytest.raises(SystemExit) as stop:
+        run("--steps 4 --save_steps 1 --algorithm cispo")
+    message = str(stop.value)
+    names = message.partition("--algorithm cispo: ")[2].partition(";")[0]
+    assert message.startswith("2 updates") and {*wrong.split(", ")} == {*names.split(", ")}
+    assert "losses.py" in message and "--resume" not in message
+    assert not Path("run/checkpoints").exists()
 
 
 def test_too_many_bad_updates_in_a_row_stop_the_run_with_its_checkpoint_intact(run, then):
-    spoil(then, {1, 2, 5, 6, 7, 8})                   # two in a row: on; three: stop
+    spoil(then, {1, 3, 4, 6, 7, 8})                   # two in a row: on; three: stop
     with pytest.raises(SystemExit) as stop:
         run("--steps 4 --save_steps 1")
-    message = str(stop.value.code)
-    assert message.startswith("train.py: 3 updates in a row")
-    assert "stopped in batch 4" in message and "--learning_rate" in message
-    assert [record["skipped"] for record in metrics("run")] == [2, 0, 2]
-    step, folder = checkpoints.list_checkpoints(Path("run"))[-1]
-    state = torch.load(folder / "state.pt", weights_only=True)
-    assert step == 3 and state["progress"]["bad"] == 2       # the count goes on where the run does
-    moments = [x for s in state["optimizer"]["state"].values() for x in s.values()]
+    assert str(stop.value).startswith("3 updates in a row") and "--learning_rate" in str(stop.value)
+    assert stop.value.code not in (0, None)
+    assert [record["skipped"] for record in metrics("run")] == [1, 2, 1]
+    moments = [x for s in state("run", 3)["optimizer"]["state"].values() for x in s.values()]
     assert moments and all(x.isfinite().all() for x in moments)
 
 
 def test_learning_rate_that_ruins_the_policy(run):
     """No fault injected: the weights overflow, sampling goes on without a crash, every later
     update is skipped, the run stops."""
-    with pytest.raises(SystemExit) as stop:
+    with pytest.raises(SystemExit, match="updates in a row were not finite"):
         run("--steps 9 --learning_rate 1e38 --warmup_steps 0 --max_grad_norm 0")
-    assert "updates in a row had a" in str(stop.value.code)
-
-
-@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
-@pytest.mark.parametrize("length", [0, 100])
-def test_a_warm_up_that_is_cut_off_is_one_line(name, length, run, cold_start, workplace):
-    folder = workplace / "runs/cold_start" / cold_start.name
-    folder.unlink()
-    shutil.copytree(cold_start, folder)
-    (folder / name).write_bytes((folder / name).read_bytes()[:length])
-    said = run.refused("--steps 1")
-    assert f"{cold_start.name} cannot be read" in said and "delete it, and it is made again" in said
 
 
 # ------------------------------------------------------------------------------- hidden code
@@ -104,29 +100,23 @@ def model(workplace, cold_start):
     return Path(shutil.copytree(cold_start, "model"))
 
 
-def test_code_in_the_optimizer_state_is_refused_and_not_run(run):
+@pytest.mark.parametrize("content", [Payload(), {"optimizer": Payload()}])
+def test_code_in_the_optimizer_state_is_not_run(content, run):
     run("--steps 2 --save_steps 1")
-    state = Path("run/checkpoints/step_2/state.pt")
-    resume = "--output_dir run --resume"
-    for content in (Payload(), {"optimizer": Payload()}):
-        torch.save(content, state)
-        err = run.refused(resume)
-        assert str(state) in err and "never executed" in err and "delete this checkpoint" in err
-    state.write_bytes(state.read_bytes()[:100])
-    assert "it lacks state.pt, or a part of it; delete it to continue" in run.refused(resume)
+    file = Path("run/checkpoints/step_2") / checkpoints.STATE
+    torch.save(content, file)
+    with pytest.raises(Exception, match="weights_only|Weights only"):
+        run("--resume")
     assert not Path("owned").exists()
-    shutil.rmtree(state.parent)                              # what the message advises
+    shutil.rmtree(file.parent)
     assert [record["step"] for record in run("--resume")] == [1, 2]
-    torch.load(state, weights_only=True)
 
 
 def test_code_in_a_model_folder_is_refused_and_not_run(model, refused):
     (model / "model.safetensors").unlink()
-    for name in ("pytorch_model.bin", "model.safetensors", "model.bin", "pytorch_model.pt"):
+    for name in ("pytorch_model.bin", "model.safetensors"):
         torch.save({"model.norm.weight": Payload()}, model / name)
-        said = refused("--model_name_or_path ./model --output_dir run")
-        assert "--model_name_or_path ./model" in said and not Path("owned").exists()
-        assert "no file named model.safetensors" in said or name != "pytorch_model.bin"
+        assert "./model" in refused("--model_name_or_path ./model") and not Path("owned").exists()
         (model / name).unlink()
 
 
@@ -145,22 +135,34 @@ def test_python_files_in_a_model_folder_are_not_run(model, run):
     assert not Path("owned").exists()
 
 
-def test_code_in_a_chat_template_is_not_run(model, refused):
-    write(model / "chat_template.jinja",
-        "{{ ''.__class__.__mro__[1].__subclasses__()[0].__init__.__globals__ }}"
-        "{{ messages[0]['content'] }}")
-    write("rows.jsonl", '{"prompt": "2+2=", "answer": "4"}\n'
-                        '{"prompt": "2+3=", "answer": "5"}\n')
-    err = refused("--model_name_or_path ./model --dataset_name rows.jsonl --verifier exact "
-                  "--output_dir run --max_completion_length 4")
-    assert "cannot be tokenized" in err and "unsafe" in err
+# ------------------------------------------------------- code that a run's config.json names
+
+NAMES = {                                                    # flag: (what is typed at first, NAME)
+    "verifier": "--verifier exact mine.py:reward",
+    "sampler": "--verifier exact --sampler mine.py:Mine",
+    "environment": "--verifier exact --environment mine.py:Play"}
+MINE = """
+print("RAN")
+from rollout import Sampler
+class Mine(Sampler): pass
+def reward(response, answer): return 1.0
+class Play:
+    def __init__(self, row): pass
+    def step(self, text): return "", 1.0, True
+"""
 
 
-# ------------------------------------------------------------------------------- collapse
-
-
-@pytest.mark.parametrize("pass_rate, entropy, best, words", [
-    (0.3, 1e-6, 0.3, "no entropy left"), (1.0, 1e-6, 1.0, ""), (0.3, 0.1, 0.5, ""),
-    (0.2, 0.1, 0.5, "pass rate below half its best"), (0.05, 0.1, 0.15, "")])
-def test_a_collapse_is_half_the_best_pass_rate_or_no_entropy(pass_rate, entropy, best, words):
-    assert describe_collapse({"pass_rate": pass_rate, "entropy": entropy}, best) == words
+@pytest.mark.parametrize("flag", NAMES)
+def test_no_code_is_run_that_a_run_names_and_nobody_typed(flag, own, run, capfd):
+    import eval
+    write("mine.py", MINE)
+    run(own + NAMES[flag])
+    again = NAMES[flag].removeprefix("--verifier exact " if flag != "verifier" else "")
+    capfd.readouterr()
+    passk = "passk run/checkpoints/step_{} --n 1 --problems 2"
+    for line, main in (("--output_dir run --resume --steps 2", train.main),
+                       (passk.format(1), eval.main)):
+        assert f"--{flag}" in run.refused(line, main=main) and "RAN" not in capfd.readouterr().out
+    for step, typed in ((2, again), (3, "--trust_run_code")):
+        assert len(run(f"--resume --steps {step} {typed}")) == step
+        eval.main(f"{passk.format(step)} {typed}".split())

@@ -2,9 +2,8 @@
 python -m pytest tests/run/test_train.py"""
 
 import math
-import os
 import time
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -16,25 +15,20 @@ import train
 from losses import OBJECTIVES
 from plumbing.data.running_sum import builtin_tokenizer
 from plumbing.model.actor import Actor
-from session.arguments import ALGORITHMS, CALL_FLAGS, flags
 from rollout import sample
+from session.arguments import ALGORITHMS, Settings
 from tiny_run import TINY, differences, metrics, read_json
 
 METRICS = """step reward reward_std pass_rate loss clip_low clip_high ratio_max log_w_var log_s_var
-    variance_factor inverse_length perplexity_old perplexity_new delta_h equivalence_error
-    entropy grad_norm lr length truncated zero_variance_groups flip_rate flip_rate_per_layer
-    mismatch_kl seconds_rollout seconds_logp seconds_update tokens_per_second
+    variance_factor inverse_length perplexity_old perplexity_new delta_h entropy grad_norm lr
+    length truncated zero_variance_groups flip_rate flip_rate_per_layer mismatch_kl
+    seconds_rollout seconds_logp seconds_update tokens_per_second
     rollout_tokens_per_second""".split()
-
-
-def weights(run, step=1):
-    return load_file(f"{run}/checkpoints/step_{step}/model.safetensors")
 
 
 # ------------------------------------------------------------------------------- the script
 
 def test_script_from_prompt_to_summary(workplace, capfd):
-    """The lines at its end: test_screen.py."""
     train.main([*TINY, *"--steps 2 --eval_samples 2 --eval_prompts 8".split()])
     said, err = capfd.readouterr()
     out = said.splitlines()
@@ -44,11 +38,12 @@ def test_script_from_prompt_to_summary(workplace, capfd):
 
     summary = read_json("runs/gspo/summary.json")
     assert summary["steps"] == 2 and summary["seconds"] > 0
+    for when in ("before", "after"):
+        line, = [line for line in out if line.startswith(f"{when}:")]
+        assert f"pass@1 {summary[f'pass_at_1_{when}']:.3f}" in line
     config = read_json("runs/gspo/config.json")
-    resolved = config["resolved"]
-    assert resolved.keys() == {f.name for f in flags()} - CALL_FLAGS
-    assert resolved["epsilon"] == 3e-4 and resolved["max_completion_length"] == 5
-    assert config["versions"]["torch"] == torch.__version__
+    assert config.keys() == {f.name for f in fields(Settings)}
+    assert config["epsilon"] == 3e-4 and config["reduction"] == "sequence-mean"
 
 
 # ------------------------------------------------------------------------------- every algorithm
@@ -64,13 +59,12 @@ def test_every_algorithm_takes_two_steps(algorithm, run, cold_start):
         assert all(math.isfinite(v) for v in record.values() if isinstance(v, float))
         assert record["skipped"] == 0 and record["length"] <= 5
         assert 0 <= record["clip_low"] + record["clip_high"] <= 1
-        assert record["equivalence_error"] < 1e-5
         if ALGORITHMS[algorithm].get("old_logp") != "sampler":   # or nothing is recomputed
             assert 0 <= record["flip_rate"] <= 1 and len(record["flip_rate_per_layer"]) == 1
         assert "kl" not in record  # there is no reference without --beta
     assert sum(record["grad_norm"] for record in records) > 0
     before = load_file(cold_start / "model.safetensors")
-    after = weights("run", 2)
+    after = load_file("run/checkpoints/step_2/model.safetensors")
     assert before.keys() == after.keys()
     assert any(not torch.equal(before[name], after[name]) for name in before)
 
@@ -98,29 +92,11 @@ def test_answers_of_one_token_train(more, run):
 
 # ----------------------------------------------------------------- ways to compute that are equal
 
-@pytest.mark.parametrize("size", [1, 2, 4, 8, 16])
-def test_scoring_in_passes_of_another_size_changes_rounding_only(size, run, monkeypatch):
-    """Of 16 responses in groups of 4; an update takes two at a time."""
-    passes = []
-    forward = Actor.forward
-
-    def counted(self, rollout, *args, **kwargs):
-        if not torch.is_grad_enabled():
-            passes.append(len(rollout.mask))
-        return forward(self, rollout, *args, **kwargs)
-    monkeypatch.setattr(Actor, "forward", counted)
-    record, = run(f"--steps 1 --micro_batch_size 2 --eval_samples 0 --scoring_batch_size {size}")
-    last = 8                                   # rows of a mini-batch, which are scored once more
-    assert passes == [size] * (16 // size) + [min(size, last)] * max(1, last // size)
-    first = record["minibatches"][0]
-    assert abs(first["signal_log_s_mean"]) < 1e-6 and first["signal_log_s_var"] < 1e-12
-
-@pytest.mark.parametrize("algorithm, constant", [("dro", {"beta": 5.0}), ("ipo", {"tau": 1.0})])
-def test_a_group_of_equal_rewards_still_feels_a_pull(algorithm, constant, run, monkeypatch):
+def test_a_group_of_equal_rewards_still_feels_a_pull(run, monkeypatch):
     """The plain way computes every group; with a pull the fast way must, too."""
-    monkeypatch.setitem(OBJECTIVES, algorithm, replace(OBJECTIVES[algorithm], constants=constant))
+    monkeypatch.setitem(OBJECTIVES, "dro", replace(OBJECTIVES["dro"], constants={"beta": 5.0}))
     line = ("--warmup_steps 0 --learning_rate 0.002 --steps_per_generation 1 --sampler_dtype int4 "
-            f"--algorithm {algorithm}")
+            "--algorithm dro")
     (fast,), (plain,) = run(line), run(f"{line} --plain", folder="plain")
     assert 0 < fast["zero_variance_groups"] < 1
     assert fast["grad_norm"] == pytest.approx(plain["grad_norm"], rel=1e-3)
@@ -138,14 +114,18 @@ def test_gradient_checkpointing_keeps_dropout_off():
 
 # ------------------------------------------------------------------------------- what a run leaves
 
-def test_samples_are_real_responses(run):
-    run("--steps 2")
+def test_samples_are_real_responses_and_ten_of_them_are_printed(run, capsys):
+    run("--steps 20")
     rows = read_json("run/samples.jsonl")
-    assert [row["step"] for row in rows] == [1, 2]
+    assert [row["step"] for row in rows] == [*range(1, 21)]
     for sampled in (s for row in rows for s in row["samples"]):
         terms = [int(c) for c in sampled["prompt"] if c.isdigit()]
         right = ",".join(str(sum(terms[:i + 1]) % 10) for i in range(len(terms))) + "."
         assert sampled["reward"] == float(sampled["response"] == right)
+    shown = [row["samples"][0] for row in rows[1::2]]
+    said = [line.strip() for line in capsys.readouterr().out.splitlines() if ", reward " in line]
+    assert said == [f"{one['prompt'].strip()!r} -> {one['response']!r}, reward {one['reward']:g}"
+                    for one in shown]
 
 
 def test_the_critic_does_not_depend_on_whether_the_cold_start_was_cached(run):
@@ -155,24 +135,15 @@ def test_the_critic_does_not_depend_on_whether_the_cold_start_was_cached(run):
     assert differences("made", "cached", 1) == []
 
 
-# ------------------------------------------------------------------------------- where it goes
-
-def test_default_folders_are_numbered(workplace):
+def test_default_folders_are_numbered_and_one_that_is_taken_meanwhile_is_left(workplace, first):
+    """As by a run that was started together with this one."""
     Path("runs/gspo").mkdir()
     Path("runs/gspo/metrics.jsonl").touch()
-    for folder in ("gspo-2", "gspo-3"):
+    first(train, "make_learner", lambda *_: Path("runs/gspo-2").mkdir(exist_ok=True))
+    for folder in ("gspo-3", "gspo-4"):
         train.main([*TINY, "--steps", "1"])
-        assert Path("runs", folder, "summary.json").is_file()
-
-
-def test_a_named_folder_with_a_run_is_replaced_only_if_told(run):
-    run("--steps 2 --save_steps 1")
-    said = run.refused("--steps 1 --save_steps 1 --output_dir run")
-    assert "holds a run: use --resume" in said
-    run.refused("--output_dir run --overwrite_output_dir --model_name_or_path ./gone")
-    records = run("--overwrite_output_dir true")
-    assert [record["step"] for record in records] == [1]
-    assert os.listdir("run/checkpoints") == ["step_1"]
+        assert Path("runs", folder, "metrics.jsonl").is_file()
+    assert not [*Path("runs/gspo-2").iterdir()]
 
 
 # ------------------------------------------------------------------ objectives without a ratio

@@ -85,14 +85,12 @@ def test_a_run_and_what_is_made_of_it(workplace, cold_start, monkeypatch):
                       ["eval.py", "view", "run"], ["eval.py", "dashboard", "run"],
                       ["eval.py", "ask", checkpoint, "1+2=", "--answer", "1,3."])
     assert sorted(os.listdir("run/checkpoints")) == ["step_1", "step_2"]
-    assert "Windows does not tell its peak" in printed and "run/dashboard.png" in printed
-    assert "temperature 1   reward" in printed
+    assert "dashboard.png" in printed and "temperature 1   reward" in printed
 
 
 def test_every_worked_example_prints(workplace, monkeypatch):
     """They print π, λ or ▲, which cp1252 does not have: ? instead."""
     concepts = "ratios advantages losses rollout moe routes".split()
     printed = windows(monkeypatch, *([f"{name}.py"] for name in concepts),
-                      ["gspo.py", "--help"], ["train.py", "--help"], ["eval.py", "--help"],
-                      ["eval.py", "claims", "learning"])
+                      ["gspo.py", "--help"], ["train.py", "--help"], ["eval.py", "--help"])
     assert printed.count("?") > 10
