@@ -21,7 +21,8 @@ def make_sampler(settings, policy, tokenizer, task, training=False):
     if ":" in (settings.sampler or ""):                      # FILE.py:CLASS
         name = settings.sampler
         file = Path(name.rpartition(":")[0]).resolve()
-        sampler = load_class(name, file, file.stat().st_mtime_ns)(*arguments)
+        changed = file.is_file() and file.stat().st_mtime_ns
+        sampler = load_class(name, file, changed)(*arguments)
     elif settings.plain:
         sampler = Sampler(*arguments)
     else:

@@ -150,21 +150,6 @@ def test_gradient_checkpointing_replays_the_same_routes(family):
         assert torch.allclose(a, b, atol=1e-5 * max(1, a.abs().max()))
 
 
-def test_backward_outside_the_block_is_refused_only_with_gradient_checkpointing():
-    model, inputs = make().train(), batch()
-    routes, _ = record(model, **inputs)
-    with replay_routes(model, routes):
-        loss = model(**inputs).logits.sum()
-    loss.backward()
-    checkpoint_activations(model)
-    with pytest.raises(ValueError, match="call it inside the block"):
-        with replay_routes(model, routes):
-            model(**inputs).logits.sum()
-    replay(model, routes, **inputs)
-    with replay_routes(model.eval(), routes):
-        model(**inputs)
-
-
 def test_the_router_learns_under_replay_also_about_experts_it_would_no_longer_choose():
     model, inputs = make().double(), batch(padded=False)
     routes, _ = record(model, **inputs)
