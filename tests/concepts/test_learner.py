@@ -44,13 +44,6 @@ def copied(folder, cold_start, *replacements):
     return code
 
 
-def refused(code, *words):
-    """The one line in which a command ends with exit code 2."""
-    said = python(*words, cwd=code, code=2).stderr
-    assert said.count("\n") == 1, said
-    return said
-
-
 TRAIN = ["train.py", *TINY, *("--steps 1 --warmup_steps 0 --learning_rate 0.01 "
                               "--micro_batch_size 4 --algorithm mine --output_dir run").split()]
 
@@ -63,15 +56,6 @@ def test_a_new_hard_clip_reports_what_it_removed_and_a_new_statistic_is_recorded
     removed = record["clip_low"] + record["clip_high"]
     assert record["clip_low"] > 0 and record["clip_high"] > 0 and record["clip_signal"] > 0
     assert 0 < removed <= 1 and 0 < record["far"] <= 1
-
-
-def test_a_new_row_alone_is_an_algorithm_and_enters_the_league(tmp_path, cold_start):
-    row = ROW.replace('"hard"', '"min"').replace(", constants=dict(slope=1.0)", ', "2600.00001"')
-    code = copied(tmp_path, cold_start, row)
-    python(*TRAIN, cwd=code)
-    assert metrics(code / "run")[0]["clip_low"] > 0
-    said = python("experiments/run.py", "league", "--judge", cwd=code).stdout
-    assert "76 missing" in said, "60 runs choose, 16 are reported"
 
 
 def test_the_tests_of_the_losses_take_what_is_new_as_it_comes(tmp_path, cold_start):
@@ -107,10 +91,3 @@ def test_a_documented_advantage_trains_and_is_refused_where_it_cannot(tmp_path, 
         flags = [*TINY, "--steps", "2", "--warmup_steps", "0", "--output_dir", f"runs/{name}"]
         python(*command, *flags, cwd=code)
         assert all(record["grad_norm"] > 0 for record in metrics(code / "runs" / name))
-    said = refused(code, "train.py", "--advantage", "fading")
-    assert "--advantage fading" in said and "[" not in said and "use --algorithm gspo_token" in said
-    command = "train.py --advantage fading --algorithm gspo_token --old_logp sampler".split()
-    assert "--old_logp sampler cannot be combined with --advantage fading: the entropies" in (
-        refused(code, *command))
-    listed = python("train.py", "--help", cwd=code).stdout
-    assert "fading, over_median, group" in " ".join(listed.split())

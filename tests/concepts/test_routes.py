@@ -172,16 +172,6 @@ def test_the_router_learns_under_replay_also_about_experts_it_would_no_longer_ch
         assert weight.grad[e, 0].item() == pytest.approx(slope, rel=2e-3) and slope
 
 
-def test_recording_around_replay_shows_the_routers_own_choice():
-    model, inputs = make(), batch(padded=False)
-    routes, _ = record(model, **inputs)
-    moved(model)
-    with torch.no_grad(), record_routes(model) as own, replay_routes(model, routes):
-        model(**inputs)
-    assert torch.equal(own.indices, own.logits.softmax(-1).topk(K, -1).indices)
-    assert not torch.equal(own.indices, routes.indices)
-
-
 def test_recorded_logits_carry_their_gradient():
     inputs, gradients = batch(), []
     for model in checkpointed(make()):
@@ -241,10 +231,8 @@ def test_router_shift_equals_a_loop(floor):
             total += sum(abs(q[e] - p[e]) for e in old[layer, b, s].tolist()) / K
         expected = max(math.exp(-total / 3), floor) if MASK[b, s] else 1.0
         assert gamma[b, s].item() == pytest.approx(expected, rel=1e-5)
-    assert (router_shift(old_logits, old_logits, old) == 1).all()
-    assert (router_shift(old_logits, new_logits, old) >= 0.8).all()
     half = router_shift(old_logits.bfloat16(), new_logits.bfloat16(), old)
-    assert half.dtype == torch.float32
+    assert half.dtype == torch.float32 and (half >= 0.8).all()
 
 
 def balance(logits, mask, indices, **options):
@@ -343,10 +331,3 @@ def test_a_model_without_known_routers_is_refused_by_name(model, act, words):
         act(model(), **batch())
 
 
-def test_reading_several_forwards_as_one_is_refused():
-    for routes in (Routes(), Routes([None, None])):
-        with pytest.raises(ValueError, match=f"{len(routes.passes)} forwards, not one"):
-            routes.indices
-    routes, _ = record(make(), **batch())
-    with pytest.raises(ValueError):
-        join_routes([routes, times(2)(routes)])
