@@ -8,10 +8,11 @@
                      the mean of the responses that reached it
 
 Each row is a response; the group_size responses to one prompt are adjacent. rewards [B]; mask
-[B, T] bool, the loss mask. Results carry no gradient and are 0 outside the mask. In a comparison
-within a group, equal rewards, and rewards that only rounding makes unequal, give exactly 0 (see
-center). Raises ValueError for rewards that are not finite, for other shapes, and where a group has
-fewer than two responses.
+[B, T] bool, the loss mask. Results carry no gradient and are 0 outside the mask. A reward that
+differs from the mean of its group by rounding alone has advantage 0 (see center): clips and skipped
+groups look at the sign, and a sign of 3e-8 counts as much as any. Rewards are therefore float64
+until their mean is subtracted; advantages are float32. Raises ValueError for rewards that are not
+finite, for other shapes, and where a group has fewer than two responses.
 
 To add an advantage, write its function and a row of ADVANTAGES; train.py then accepts it as
 --advantage NAME.
@@ -97,7 +98,7 @@ def reinforce_plus_plus(rewards, mask, baseline_group_size=None, kl=None, beta=0
     group of this size; None: do not."""
     if baseline_group_size is not None:
         rewards = center(check_rewards(rewards, baseline_group_size)).flatten()  # [B]
-    per_token = token_rewards(rewards, mask, kl, beta)                           # [B, T]
+    per_token = token_rewards(rewards, mask, kl, beta).float()                   # [B, T]
     no_critic = torch.zeros_like(per_token)                                      # [B, T]
     returns, _ = gae(per_token, no_critic, mask, gamma, lam=1.0)                 # [B, T]
     return whiten(returns, mask, eps)                                            # [B, T]
@@ -115,6 +116,7 @@ def gae(rewards, values, mask, gamma=1.0, lam=0.95):
     lam = 0: the one-step TD error."""
     check_per_token(mask, values=values, rewards=rewards if rewards.dim() == 2 else None)
     rewards = at_last_token(rewards, mask) if rewards.dim() == 1 else rewards    # [B, T]
+    rewards = rewards.to(values.dtype)                                           # [B, T]
     values = values.detach().masked_fill(~mask, 0.0)                             # [B, T]
     advantages = torch.zeros_like(values)                                        # [B, T]
     next_value = running = torch.zeros_like(values[:, 0])                        # [B]
@@ -145,7 +147,7 @@ def turn_returns(turn_rewards, mask, group_size, scale="group", eps=1e-6):
     if scale not in ("group", "batch", "none"):
         raise ValueError(f"scale {scale!r}: turn_returns takes group, batch or none")
     turns = turn_numbers(mask)                                                   # [B, T]
-    advantages = torch.zeros_like(turn_rewards)                                  # [B, T]
+    advantages = torch.zeros(mask.shape, device=mask.device)                     # [B, T]
     for k, returns, centered, count in compare_turns(turn_rewards, mask, group_size):
         if scale == "group":
             squares = centered.view(-1, group_size).square().sum(-1)             # [prompts]
@@ -165,10 +167,10 @@ def turn_leave_one_out(turn_rewards, mask, group_size):
     responses end early: the returns of the others do not depend on what this one did there. The
     weights 1/|y| of a reduction and the clip still change it."""
     turns = turn_numbers(mask)                                                   # [B, T]
-    advantages = torch.zeros_like(turn_rewards)                                  # [B, T]
+    advantages = torch.zeros(mask.shape, device=mask.device)                     # [B, T]
     for k, returns, centered, count in compare_turns(turn_rewards, mask, group_size):
         others = centered * count / (count - 1).clamp(min=1)                     # [B]
-        others = torch.where(count == 1, returns, others)                        # [B]
+        others = torch.where(count == 1, returns.float(), others)                # [B]
         advantages = torch.where(turns == k, others[:, None], advantages)        # [B, T]
     return advantages
 
@@ -188,11 +190,9 @@ def compare_turns(turn_rewards, mask, group_size):
 def sum_later_rewards(turn_rewards, turns):
     """The return of each turn, the sum of the rewards from its first token on: [B, turns] for the
     largest number of turns; NaN where a response has fewer. turns [B, T]: ratios.turn_numbers of
-    the mask. Added in float64 and rounded once, so that returns which are equal on paper are equal
-    numbers."""
-    earned = as_decimals(turn_rewards.masked_fill(turns < 0, 0.0)).flip(-1)      # [B, T]
+    the mask."""
+    earned = turn_rewards.masked_fill(turns < 0, 0.0).flip(-1)                   # [B, T]
     to_go = without_rounding(earned.cumsum(-1), earned.abs().cumsum(-1)).flip(-1)    # [B, T]
-    to_go = to_go.to(turn_rewards.dtype)                                         # [B, T]
     columns = []
     for k in range(int(turns.max()) + 1):
         first = (turns == k).int().argmax(-1, keepdim=True)                      # [B, 1]
@@ -201,18 +201,9 @@ def sum_later_rewards(turn_rewards, turns):
     return torch.stack(columns, -1) if columns else to_go[:, :0]                 # [B, turns]
 
 
-def as_decimals(x):
-    """x in float64, each number as the decimal that it prints as: 0.1, not float32's 0.100000001.
-    Ten times 0.1 is then 1, and rounding differences do not become advantages."""
-    double = x.double()
-    nonzero = (x != 0) & x.isfinite()
-    text = x[nonzero].detach().cpu().numpy().astype(str)
-    return double.masked_scatter(nonzero, torch.from_numpy(text.astype("float64")).to(x.device))
-
-
 def without_rounding(sums, sizes):
-    """Sums of decimals in float64, with 0 for each that is only rounding: 0.1 + 0.2 - 0.3. sizes:
-    the sums of the magnitudes of what was added."""
+    """Sums in float64, with 0 for each that is only rounding: 0.1 + 0.2 - 0.3. sizes: the sums of
+    the magnitudes of what was added."""
     return sums.masked_fill(sums.abs() <= 1e-12 * sizes, 0.0)
 
 
@@ -236,10 +227,9 @@ def reward_turns(turn_rewards, parts, part_weights, mask):
     return, parts[:, 1:], at the last loss token. Their sum is the reward on paper; a difference
     between the reward and the return would be the rounding of both."""
     check_per_token(mask, turn_rewards=turn_rewards)
-    weights = torch.tensor(part_weights, dtype=torch.float64, device=parts.device)   # [K]
-    others = (as_decimals(parts[:, 1:]).nan_to_num(nan=0.0) * weights[1:]).sum(-1)   # [B]
-    earned = as_decimals(turn_rewards) * weights[0]                              # [B, T]
-    return (earned + at_last_token(others, mask)).float()                        # [B, T]
+    weights = torch.tensor(part_weights, dtype=parts.dtype, device=parts.device)     # [K]
+    others = (parts[:, 1:].nan_to_num(nan=0.0) * weights[1:]).sum(-1)            # [B]
+    return turn_rewards * weights[0] + at_last_token(others, mask)               # [B, T]
 
 
 # --------------------------------------------------------------------------------- the table
@@ -331,13 +321,14 @@ def estimate_advantages(name, rewards, group_size, scale="group", **inputs):
                                **{x: inputs.get(x) for x in names})              # [B, T]
         inputs |= dict(token_rewards=placed, turn_rewards=placed)
     if kl is not None:
-        inputs["rewards"] = rewards - inputs["beta"] * (kl * inputs["mask"]).sum(-1)     # [B]
+        kl = (kl * inputs["mask"]).sum(-1)                                       # [B]
+        inputs["rewards"] = rewards.float() - inputs["beta"] * kl                # [B]
     advantages = row.function(**{x: inputs[x] for x in row.reads if x in inputs})   # [B] or [B, T]
     if advantages.shape != (rewards if row.per == "response" else inputs["mask"]).shape:
         raise ValueError(f"advantage {name}: its function does not return one number for every "
                          f"{row.per}, as its row of advantages.ADVANTAGES says: change one of the "
                          "two")
-    return advantages
+    return advantages.float()
 
 
 # --------------------------------------------------------------------------------- the critic
@@ -375,7 +366,7 @@ def value_loss(values, old_values, returns, mask, weights=None, clip=0.2):
 def has_signal(rewards, group_size):
     """Which groups contain different rewards, [prompts] bool. DAPO (2503.14476 eq. 11) keeps only
     these groups; the others are zero-variance groups."""
-    return differ(check_rewards(rewards, group_size)).squeeze(-1)                # [prompts]
+    return center(check_rewards(rewards, group_size)).ne(0).any(-1)              # [prompts]
 
 
 def groups_with_signal(name, rewards, group_size, scale="group", **inputs):
@@ -408,18 +399,11 @@ def overlong_penalty(lengths, max_length, cache):
 
 
 def center(x):
-    """x minus its mean along the last dimension; exactly 0 where the entries do not differ. The
-    first entry is subtracted before the mean is computed."""
-    centered = x - x[..., :1]
-    return (centered - centered.mean(-1, keepdim=True)).masked_fill(~differ(x), 0.0)
-
-
-def differ(x):
-    """Whether entries of x differ along its last dimension, [..., 1] bool, by more than two units
-    in the last place of the largest: rounding must not become an advantage of ±1."""
-    largest = x.abs().amax(-1, keepdim=True)                                     # [..., 1]
-    unit = largest.nextafter(torch.full_like(largest, torch.inf)) - largest      # [..., 1]
-    return x.amax(-1, keepdim=True) - x.amin(-1, keepdim=True) > 2 * unit        # [..., 1]
+    """x minus its mean along the last dimension, float32; exactly 0 where the two differ by
+    rounding alone. The first entry is subtracted before the mean is computed."""
+    relative = x - x[..., :1]
+    centered = relative - relative.mean(-1, keepdim=True)
+    return without_rounding(centered, x.abs().amax(-1, keepdim=True)).float()
 
 
 def whiten(x, mask, eps=1e-8):

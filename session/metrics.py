@@ -28,10 +28,10 @@ def rollout_metrics(batch, task, settings):
     sampled = batch.sampled
     G = batch.rollout.group_size
     parts = torch.cat([parts for _, parts in sampled])                              # [n, K]
-    rewards = task.total(parts, G)                                                  # [n]
+    rewards = task.total(parts, G).float()                                          # [n]
     lengths = torch.cat([rollout.mask.sum(-1) for rollout, _ in sampled]).float()   # [n]
     truncated = torch.cat([rollout.truncated for rollout, _ in sampled])            # [n]
-    means = parts.nanmean(0).nan_to_num(nan=0.0).tolist()                           # K
+    means = parts.float().nanmean(0).nan_to_num(nan=0.0).tolist()                           # K
     live = 1.0
     if G > 1:
         signal = [task.groups_with_signal(settings, *one) for one in sampled]

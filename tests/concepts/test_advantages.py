@@ -3,16 +3,17 @@ python -m pytest tests/concepts/test_advantages.py
 """
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from advantages import (ADVANTAGES, INPUTS, LARGEST_REWARD, Advantage, ValueHead,
+from advantages import (ADVANTAGES, INPUTS, Advantage, ValueHead,
                         estimate_advantages, gae, gdpo, group_advantages, has_signal,
                         leave_one_out, not_all_correct, overlong_penalty, reinforce_plus_plus,
                         value_loss, whiten)
 import reference
-from plumbing.data import reward_functions
+from plumbing.data.task import Task
 from reference import Response, at_the_end, clip, gradient, mean, penalized
 
 
@@ -61,21 +62,19 @@ def test_advantages_of_groups_equal_a_loop(how, G, unbiased):
     values = rewards.tolist()
     expected = [x for i in range(0, 24, G) for x in loop(values[i:i + G], values, unbiased)]
     got = how(rewards, G) if callable(how) else group_advantages(rewards, G, how, unbiased)
-    assert got.tolist() == pytest.approx(expected, rel=1e-9, abs=1e-12)
+    assert got.tolist() == pytest.approx(expected, rel=1e-5, abs=1e-6)
 
 
 @pytest.mark.parametrize("name", ["group", "reinforce_plus_plus_baseline"])
 def test_rewards_up_to_the_limit_have_advantages_and_larger_ones_are_refused(name):
-    """Squares of 1e20 are infinite in float32: all advantages were 0 without a word."""
+    """Squares of 1e20 are infinite in float32: all advantages would be 0."""
     right = torch.tensor([0.0, 1.0, 0.0, 1.0] * 64)                                  # [B]
     more = {"mask": torch.ones(256, 1).bool()}
     usual = estimate_advantages(name, right, 4, **more)
     large = estimate_advantages(name, right * 0.99e15, 4, **more)
     torch.testing.assert_close(large, usual, rtol=1e-5, atol=1e-5)
-    with pytest.raises(ValueError, match=r"below 1e\+15"):
+    with pytest.raises(ValueError, match="below"):
         estimate_advantages(name, right * 1e20, 4, **more)
-    assert LARGEST_REWARD == reward_functions.LARGEST_REWARD
-
 
 
 def test_the_papers_example_is_plus_minus_one():
@@ -97,16 +96,20 @@ def test_equal_rewards_are_exactly_zero(value, G):
     assert (whiten(same[:, None], torch.ones(G, 1, dtype=torch.bool)) == 0).all()
 
 
-@pytest.mark.parametrize("high, low", [(0.3, 0.29999998), (1000.0, 999.9999), (10.0, 10.000002)])
+@pytest.mark.parametrize("rows, signs", [
+    ([[0.3], [0.6], [0.9]], [-1, 0, 1]),                     # one stands at the mean, on paper
+    ([[0.1, 0.2], [0.3, 0.0]], [0, 0]), ([[0.1, 0.2, -0.3], [0.0, 0.0, 0.0]], [0, 0]),
+    ([[1000.0], [1000.001]], [-1, 1]), ([[1.0], [0.0], [0.0], [1.0]], [1, -1, -1, 1])])
 @pytest.mark.parametrize("how", [group_advantages, leave_one_out])
-def test_rounding_is_no_variance(high, low, how):
-    """float32 rounds a sum of rewards to one of its neighbours: two units in the last place."""
-    rewards = torch.tensor([high, low, low, high])
-    assert rewards.unique().numel() == 2
-    assert (how(rewards, 4) == 0).all() and not has_signal(rewards, 4).any()
-    clear = torch.tensor([1000.0, 1000.001, 1000.001, 1000.0])
-    assert has_signal(clear, 4).all()
-    assert group_advantages(clear, 4).tolist() == pytest.approx([-1, 1, 1, -1], abs=0.02)
+def test_rounding_is_no_advantage_and_a_small_difference_is(how, rows, signs):
+    names = SimpleNamespace(names=["a", "b", "c"][:len(rows[0])])
+    task = Task("", [], [], None, reward_functions=[names])
+    rewards = task.total(torch.tensor(rows, dtype=torch.float64))                    # [B]
+    got = how(rewards, len(rows))
+    assert got.dtype == torch.float32 and got.sign().tolist() == signs
+    assert has_signal(rewards, len(rows)).item() == any(signs)
+    if how is group_advantages and all(signs):
+        assert got.tolist() == pytest.approx(signs, abs=3e-3)
 
 
 def test_leave_one_out_is_an_unbiased_baseline():
@@ -137,7 +140,7 @@ def test_gdpo_equals_a_loop(unbiased):
                for part in parts.T.tolist()]
     total = [sum(weight * x for weight, x in zip(weights, row)) for row in zip(*columns)]
     got = gdpo(parts, weights, G, unbiased=unbiased)
-    assert got.tolist() == pytest.approx(group_loop(total, None, unbiased), rel=1e-9)
+    assert got.tolist() == pytest.approx(group_loop(total, None, unbiased), rel=1e-4, abs=1e-5)
     assert (got[4:8] == 0).all() and (gdpo(parts[4:8], weights, G) == 0).all()
 
 
@@ -159,7 +162,7 @@ def test_reinforce_plus_plus_equals_a_loop(size, beta, gamma):
     expected = [(x - mean(returns)) / std(returns) for x in returns]
     given = {} if gamma == 1.0 else dict(gamma=gamma)                   # the default
     got = reinforce_plus_plus(rewards, mask, size, kl if beta else None, beta, **given)
-    assert got[mask].tolist() == pytest.approx(expected, rel=1e-6) and (got[~mask] == 0).all()
+    assert got[mask].tolist() == pytest.approx(expected, rel=1e-4) and (got[~mask] == 0).all()
 
 
 @pytest.mark.parametrize("gamma, lam", [(0.97, 0.0), (0.97, 0.9), (1.0, 1.0), (1.0, 0.95)])
