@@ -9,8 +9,10 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from losses import (OBJECTIVES, STATISTICS, combine_stats, high_entropy_mask, kl_penalty,
-                    mismatch_mask, mismatch_weight, policy_loss, token_weights, with_options)
+from losses import (OBJECTIVES, RATIOS, STATISTICS, Objective, Ratio, combine_stats,
+                    high_entropy_mask, kl_penalty, mismatch_mask, mismatch_weight, policy_loss,
+                    token_weights, with_options)
+from ratios import token_ratio
 from reference import BATCHES, G, L_MAX, PAPERS, Batch, objective, only, ragged, responses
 
 REDUCTIONS = ["sequence-mean", "token-mean", "group-token-mean", "constant", "sequence-sum"]
@@ -150,15 +152,25 @@ def test_an_objective_says_whether_a_token_may_have_its_own_advantage(name):
             ours(name, batch)
 
 
-@every_objective
-def test_an_objective_says_whether_it_clips_s(name):
-    """log w of the tokens leaves the clip range, their mean does not."""
-    row = OBJECTIVES[name]
-    if name in PAPERS:
-        assert row.clips_s == (name in ("gspo", "gspo_token", "luspo"))
-    if row.clips_s:
-        w = torch.tensor([[9.0, -4.0, -4.0]]) * row.epsilon_high / 1.5
-        assert ours(name, small(w - 1, [[-1.0] * 3], [1.0])).stats["clip_high"] == 0
+def test_an_objective_says_whether_it_clips_a_mean_over_tokens():
+    found = {name for name, row in OBJECTIVES.items() if row.clips_s}
+    assert found & {*PAPERS} == {"gspo", "gspo_token", "luspo"}
+
+
+def test_a_ratio_of_a_readers_own_decides_the_statistics(monkeypatch):
+    """The largest w of a response, one of which is outside where s is inside."""
+    def largest(logp, old_logp, mask):
+        return token_ratio(logp, old_logp, mask).masked_fill(~mask, 0.0).amax(-1)    # [B]
+    monkeypatch.setitem(RATIOS, "largest", Ratio(largest, "response"))
+    monkeypatch.setitem(OBJECTIVES, "mine", Objective("largest", "min", 0.2, 0.2, "sequence-mean"))
+    w = torch.tensor([[1.5, 0.5], [1.1, 0.9], [0.7, 0.6], [1.1, 0.3]])
+    batch = small(w.log() - 2, torch.full((4, 2), -2.0), [1.0, 1.0, -1.0, -1.0])
+    stats = ours("mine", batch).stats
+    names = "clip_low clip_high signal_below signal_above signal_own_below signal_own_above".split()
+    assert [stats[name] for name in names] == [0.25] * 6
+    assert not OBJECTIVES["mine"].clips_s
+    with pytest.raises(ValueError, match="mine takes advantages of shape"):
+        ours("mine", batch._replace(A=torch.ones(4, 2)))
 
 
 @every_objective
