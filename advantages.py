@@ -11,8 +11,9 @@ Each row is a response; the group_size responses to one prompt are adjacent. rew
 [B, T] bool, the loss mask. Results carry no gradient and are 0 outside the mask. A reward that
 differs from the mean of its group by rounding alone has advantage 0 (see center): clips and skipped
 groups look at the sign, and a sign of 3e-8 counts as much as any. Rewards are therefore float64
-until their mean is subtracted; advantages are float32. Raises ValueError for rewards that are not
-finite, for other shapes, and where a group has fewer than two responses.
+until their mean is subtracted; advantages are float32. NaN marks a response that was not graded: it
+is left out of every mean and std, and its advantage is 0. Raises ValueError for infinite rewards,
+for other shapes, and where a group has fewer than two responses.
 
 To add an advantage, write its function and a row of ADVANTAGES; train.py then accepts it as
 --advantage NAME.
@@ -49,44 +50,35 @@ def group_advantages(rewards, group_size, scale="group", unbiased=False, eps=1e-
     centered = center(groups)                                                    # [prompts, G]
     if scale == "none":
         return centered.flatten()                                                # [B]
-    if scale == "group":
-        variance = centered.square().sum(-1, keepdim=True) / (group_size - unbiased)  # [prompts, 1]
-    else:
-        variance = center(groups.flatten()).square().sum() / (groups.numel() - unbiased)
-    std = variance.sqrt()
+    if scale == "batch":
+        groups = groups.view(1, -1)                                              # [1, B]
+    squares = center(groups).square().sum(-1, keepdim=True)                      # [prompts or 1, 1]
+    divisor = (count_graded(groups) - int(unbiased)).clamp(min=1)                # [prompts or 1, 1]
+    std = (squares / divisor).sqrt()                                             # [prompts or 1, 1]
     return (centered / (std + eps).masked_fill(std == 0, 1.0)).flatten()         # [B]  GSPO eq. 6
 
 
 def leave_one_out(rewards, group_size):
     """r_i - mean of the other rewards = G / (G - 1) · (r_i - mean_group), [B]. RLOO 2402.14740."""
-    centered = center(check_rewards(rewards, group_size))                        # [prompts, G]
-    return (centered * group_size / (group_size - 1)).flatten()                  # [B]
+    groups = check_rewards(rewards, group_size)                                  # [prompts, G]
+    graded = count_graded(groups)                                                # [prompts, 1]
+    return (center(groups) * graded / (graded - 1).clamp(min=1)).flatten()       # [B]
 
 
 def gdpo(parts, part_weights, group_size, unbiased=False, eps=1e-6):
     """Advantages [B] from K reward components, parts [B, K], with one weight each. Each is
     normalized within its group, so that one with large rewards does not hide the others. Their
     weighted sum is divided by its std over the batch (its mean is 0 already, because the mean of
-    every group is 0). NaN means that a response does not have the component; it is replaced by the
-    mean of its group and so contributes 0. GDPO 2601.05242."""
+    every group is 0). NaN means that a response does not have the component, which then contributes
+    0. GDPO 2601.05242."""
     if parts.dim() != 2 or parts.shape[1] != len(part_weights):
         raise ValueError(f"parts is {list(parts.shape)}: it must be [B, {len(part_weights)}], with "
                          "one column per weight")
-    columns = [with_group_mean(part, group_size) for part in parts.T]            # [B] each
-    columns = [group_advantages(part, group_size, "group", unbiased, eps) for part in columns]
+    columns = [group_advantages(part, group_size, "group", unbiased, eps) for part in parts.T]
     total = sum(weight * column for weight, column in zip(part_weights, columns))     # [B]
-    std = (total.square().sum() / (len(total) - unbiased)).sqrt()                # []
+    graded = (~parts.isnan()).any(-1).sum()                                      # []
+    std = (total.square().sum() / (graded - int(unbiased)).clamp(min=1)).sqrt()       # []
     return total / (std + eps)                                                   # [B]
-
-
-def with_group_mean(rewards, group_size):
-    """Rewards [B] with each NaN replaced by the mean of the other rewards in its group, or by 0 if
-    the whole group is NaN. The mean is computed relative to the lowest reward, so that the mean of
-    equal rewards is exactly their value."""
-    groups = rewards.view(-1, group_size)                                        # [prompts, G]
-    low = groups.nan_to_num(nan=torch.inf).amin(-1, keepdim=True)                # [prompts, 1]
-    mean = low + (groups - low).nanmean(-1, keepdim=True)                        # [prompts, 1]
-    return torch.where(groups.isnan(), mean.nan_to_num(nan=0.0), groups).flatten()   # [B]
 
 
 def reinforce_plus_plus(rewards, mask, baseline_group_size=None, kl=None, beta=0.0, gamma=1.0,
@@ -181,10 +173,9 @@ def compare_turns(turn_rewards, mask, group_size):
     reached, and the number of these responses of the group [B]."""
     check_per_token(mask, turn_rewards=turn_rewards)
     for k, returns in enumerate(sum_later_rewards(turn_rewards, turn_numbers(mask)).T):     # [B]
-        reached = ~returns.isnan()                                               # [B]
-        centered = center(check_rewards(with_group_mean(returns, group_size), group_size))
-        count = reached.view(-1, group_size).sum(-1).repeat_interleave(group_size)       # [B]
-        yield k, returns, centered.flatten().masked_fill(~reached, 0.0), count
+        groups = check_rewards(returns, group_size)                              # [prompts, G]
+        count = count_graded(groups).flatten().repeat_interleave(group_size)     # [B]
+        yield k, returns, center(groups).flatten(), count
 
 
 def sum_later_rewards(turn_rewards, turns):
@@ -257,7 +248,8 @@ class Input(NamedTuple):
 
 INPUTS = {  # what the function of an advantage may read
     "rewards": Input("B", "the weighted sums of the reward's components; with --use_kl_in_reward "
-                          "minus beta times the sum of kl over the response"),
+                          "minus beta times the sum of kl over the response; NaN if no function "
+                          "graded the response, whose advantage is then 0"),
     "token_rewards": Input("B T", "the reward of every token: that of the response at its last "
                                   "token; with --environment that of each turn at its last token; "
                                   "with --use_kl_in_reward minus beta times kl at every token"),
@@ -314,6 +306,9 @@ def estimate_advantages(name, rewards, group_size, scale="group", **inputs):
     if lacks := find_missing(row, inputs):
         raise ValueError(f"advantage {name} reads {', '.join(lacks)}, which is missing")
     inputs |= dict(rewards=rewards, group_size=group_size, scale=scale)
+    ungraded = rewards.isnan()                                                   # [B]
+    if "mask" in inputs:
+        inputs["mask"] = inputs["mask"] & ~ungraded[:, None]                     # [B, T]
     kl = None if "kl" in row.reads else inputs.get("kl")                         # [B, T]
     if row.places_rewards:
         names = ("beta", "turn_rewards", "parts", "part_weights")
@@ -328,7 +323,8 @@ def estimate_advantages(name, rewards, group_size, scale="group", **inputs):
         raise ValueError(f"advantage {name}: its function does not return one number for every "
                          f"{row.per}, as its row of advantages.ADVANTAGES says: change one of the "
                          "two")
-    return advantages.float()
+    ungraded = ungraded.view(-1, *[1] * (advantages.dim() - 1))                  # [B] or [B, 1]
+    return advantages.float().masked_fill(ungraded, 0.0)
 
 
 # --------------------------------------------------------------------------------- the critic
@@ -400,10 +396,19 @@ def overlong_penalty(lengths, max_length, cache):
 
 def center(x):
     """x minus its mean along the last dimension, float32; exactly 0 where the two differ by
-    rounding alone. The first entry is subtracted before the mean is computed."""
-    relative = x - x[..., :1]
+    rounding alone, and for NaN, which the mean leaves out."""
+    low = x.nan_to_num(nan=torch.inf).amin(-1, keepdim=True)                     # [..., 1]
+    mean = low + (x - low).nanmean(-1, keepdim=True)     # relative: exact for equal entries
+    filled = torch.where(x.isnan(), mean, x)
+    relative = filled - filled[..., :1]
     centered = relative - relative.mean(-1, keepdim=True)
-    return without_rounding(centered, x.abs().amax(-1, keepdim=True)).float()
+    centered = without_rounding(centered, filled.abs().amax(-1, keepdim=True))
+    return centered.masked_fill(x.isnan(), 0.0).float()
+
+
+def count_graded(groups):
+    """How many entries of each group [prompts, G] are not NaN, [prompts, 1]."""
+    return (~groups.isnan()).sum(-1, keepdim=True)                               # [prompts, 1]
 
 
 def whiten(x, mask, eps=1e-8):
@@ -422,14 +427,14 @@ def at_last_token(rewards, mask):
     if len(rewards) != len(mask):
         raise ValueError(f"rewards is {list(rewards.shape)} but mask is {list(mask.shape)}")
     later = mask.flip(-1).cumsum(-1).flip(-1)                                    # [B, T]
-    return rewards[:, None] * (mask & (later == 1))                              # [B, T]
+    return torch.where(mask & (later == 1), rewards[:, None], 0.0)               # [B, T]
 
 
 def check_rewards(rewards, group_size=None):
     """rewards [B] as float; with a group_size, as groups [B / group_size, group_size]. Raises
-    ValueError for other shapes and for rewards that are not finite or not below LARGEST_REWARD."""
-    if rewards.dim() != 1 or not (rewards.abs() < LARGEST_REWARD).all():
-        raise ValueError(f"rewards is {list(rewards.shape)}: it must be [B], all finite and below "
+    ValueError for other shapes and for rewards that are not below LARGEST_REWARD."""
+    if rewards.dim() != 1 or (rewards.abs() >= LARGEST_REWARD).any():
+        raise ValueError(f"rewards is {list(rewards.shape)}: it must be [B], all below "
                          f"{LARGEST_REWARD:g} in size")
     rewards = rewards if rewards.dtype == torch.float64 else rewards.float()
     if group_size is None:

@@ -130,7 +130,7 @@ def train_batch(settings, learner, task, step):
     times.append(read_clock(learner.device))
 
     # rewards ─► advantages Â
-    batch.rewards = task.total(batch.parts, G)                                      # [B]
+    batch.rewards = task.total(batch.parts)                                         # [B]
     batch.advantages = estimate_advantages(
         settings.advantage, batch.rewards, G, settings.scale_rewards, parts=batch.parts,
         part_weights=task.weights(batch.parts), mask=batch.rollout.mask, old_logp=old.logp,

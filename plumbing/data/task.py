@@ -11,7 +11,7 @@ from typing import Callable
 
 import torch
 
-from advantages import LARGEST_REWARD, groups_with_signal, with_group_mean, without_rounding
+from advantages import LARGEST_REWARD, groups_with_signal, without_rounding
 from plumbing.refusal import Refusal
 
 CHARACTERS = "0123456789+=,. "   # the vocabulary of the built-in task, one token per character
@@ -85,35 +85,27 @@ class Task:
                           f"{len(names)} components: {', '.join(names)}")
         return [*weights, *[1.0] * (components.shape[1] - len(weights))]
 
-    def total(self, components, group_size=1):
-        """Rewards [B], the weighted sums of their components [B, K], both float64.
-
-        NaN means that a response does not have this component. A response without any gets the mean
-        reward of its group (0 if the whole group has none), so its advantage is 0. Raises Refusal
-        for a reward beyond LARGEST_REWARD.
-        """
-        rewards = self.weighted_sum(components, group_size)                         # [B]
-        if not (rewards.abs() < LARGEST_REWARD).all():
+    def total(self, components):
+        """Rewards [B], the weighted sums of their components [B, K], both float64. NaN means that a
+        response does not have this component; the reward of one without any is NaN, also beside a
+        penalty. Raises Refusal for a reward beyond LARGEST_REWARD."""
+        K = len(self.component_names)                        # after them, DAPO's penalty
+        values = components.nan_to_num(nan=0.0) * components.new_tensor(self.weights(components))
+        ungraded = components[:, :K].isnan().all(1)                                 # [B]
+        rewards = without_rounding(values[:, :K].sum(1), values[:, :K].abs().sum(1))    # [B]
+        rewards = rewards + values[:, K:].sum(1)                                    # [B]
+        if (rewards.abs() >= LARGEST_REWARD).any():
             raise Refusal(f"rewards from {rewards.min():g} to {rewards.max():g}: they must be "
                           f"below {LARGEST_REWARD:g} in size, or the sums of their squares "
                           "overflow")
-        return rewards
-
-    def weighted_sum(self, components, group_size):
-        """`total` without its check."""
-        K = len(self.component_names)                        # after them, DAPO's penalty
-        values = components.nan_to_num(nan=0.0) * components.new_tensor(self.weights(components))
-        missing = components[:, :K].isnan().all(1)                                  # [B]
-        rewards = without_rounding(values[:, :K].sum(1), values[:, :K].abs().sum(1))    # [B]
-        rewards = rewards.masked_fill(missing, torch.nan)                           # [B]
-        return with_group_mean(rewards, group_size) + values[:, K:].sum(1)          # [B]
+        return rewards.masked_fill(ungraded, torch.nan)
 
     def groups_with_signal(self, settings, rollout, parts):
         """Which groups of a rollout with these reward components [B, K] the --advantage learns
         from, [prompts] bool: see advantages.groups_with_signal."""
         G = rollout.group_size
         turns = {"turn_rewards": rollout.turn_rewards} if self.played else {}
-        return groups_with_signal(settings.advantage, self.total(parts, G), G,
+        return groups_with_signal(settings.advantage, self.total(parts), G,
                                   settings.scale_rewards, parts=parts, mask=rollout.mask,
                                   part_weights=self.weights(parts), **turns)        # [prompts]
 

@@ -127,21 +127,46 @@ def test_leave_one_out_is_an_unbiased_baseline():
 @pytest.mark.parametrize("unbiased", [False, True])
 def test_gdpo_equals_a_loop(unbiased):
     """As TRL's multi_objective_aggregation="normalize_then_sum" (its unbiased std) and the paper.
-    A part that a response does not have is NaN and counts as the mean of its group."""
+    A part that a response does not have is NaN and contributes 0."""
     parts, weights, G = draw(24, 2) * torch.tensor([1.0, 50.0]), [1.0, 0.5], 4
     parts[4:8] = parts[4]                                               # equal in every part
     parts[8:12, 1] = parts[13, 0] = math.nan
 
-    def filled(group):
-        known = mean([x for x in group if not math.isnan(x)])
-        return [known if math.isnan(x) else x for x in group]
-    columns = [[x for i in range(0, 24, G)
-                for x in group_loop(filled(part[i:i + G]), None, unbiased)]
+    def normalized(group):
+        known = [x for x in group if not math.isnan(x)]
+        each = iter(group_loop(known, None, unbiased))
+        return [0.0 if math.isnan(x) else next(each) for x in group]
+    columns = [[x for i in range(0, 24, G) for x in normalized(part[i:i + G])]
                for part in parts.T.tolist()]
     total = [sum(weight * x for weight, x in zip(weights, row)) for row in zip(*columns)]
     got = gdpo(parts, weights, G, unbiased=unbiased)
     assert got.tolist() == pytest.approx(group_loop(total, None, unbiased), rel=1e-4, abs=1e-5)
     assert (got[4:8] == 0).all() and (gdpo(parts[4:8], weights, G) == 0).all()
+
+
+@pytest.mark.parametrize("name", [name for name, row in ADVANTAGES.items()
+                                  if "turn_rewards" not in row.reads])
+@pytest.mark.parametrize("scale", ["group", "batch", "none"])
+def test_the_graded_have_the_advantages_that_they_would_have_alone(name, scale):
+    """Two of each group of four were graded by no judge: their advantage is 0."""
+    graded = torch.tensor([True, True, False, False]).repeat(3)                      # [B]
+    mask = ragged_mask()[[0, 1, 3]].repeat(4, 1)                                     # [B, T]
+    parts = draw(12, 2).masked_fill(~graded[:, None], math.nan)                      # [B, K]
+    inputs = dict(rewards=parts.sum(-1), parts=parts, mask=mask, values=draw(12, 8).float())
+    more = dict(part_weights=[1.0, 1.0], lam=0.9, scale=scale)
+    found = estimate_advantages(name, group_size=4, **inputs, **more)
+    alone = {key: x[graded] for key, x in inputs.items()}
+    want = estimate_advantages(name, group_size=2, **alone, **more)
+    torch.testing.assert_close(found[graded], want, rtol=1e-4, atol=1e-5)
+    assert (found[~graded] == 0).all() and want.ne(0).any()
+
+
+def test_none_of_a_judge_does_not_turn_the_sign_of_gdpo():
+    none = math.nan
+    parts = torch.tensor([[1, 0], [0, 1], *[[1, none], [0, none]] * 3], dtype=torch.float64)
+    large = 1.155
+    assert gdpo(parts, [1.0, 1.0], 8).tolist() == pytest.approx([0, 0, *[large, -large] * 3],
+                                                                abs=1e-3)
 
 
 # ---------------------------------------------------------------------------- advantages of tokens
@@ -307,7 +332,7 @@ REWARDS, MASK, ZEROS = torch.rand(6), torch.ones(6, 3, dtype=torch.bool), torch.
 REFUSED = [
     (lambda: gdpo(torch.rand(6, 2), [1, 1, 1], 3), r"parts is \[6, 2\]: it must be \[B, 3\]"),
     (lambda: reinforce_plus_plus(REWARDS, MASK, 1), "group_size is 1"),
-    (lambda: group_advantages(torch.tensor([1.0, math.nan]), 2), "finite"),
+    (lambda: group_advantages(torch.tensor([1.0, math.inf]), 2), "below"),
     (lambda: group_advantages(REWARDS, 2, scale="mean"), "scale 'mean' is unknown"),
     (lambda: reinforce_plus_plus(REWARDS, MASK.float()), r"mask is torch.float32 \[6, 3\]"),
     (lambda: gae(REWARDS, ZEROS[:, :2], MASK), r"values is \[6, 2\] but mask is \[6, 3\]"),
