@@ -488,6 +488,8 @@ if __name__ == "__main__":
         loss, stats = policy_loss(name, logp, old_logp, A, mask, group_size=2, max_length=4,
                                   router_shift=shift if row.ratio == "log-shifted" else None)
         push = -torch.autograd.grad(loss, logp)[0][mask]
+        zeros = (push == 0).float().mean()       # as clip_signal counts them, if it counts right
+        wrong = "" if torch.isclose(zeros, stats["clip_signal"]) else f"  but {zeros:.0%} are 0"
         print(f"{name:{names}}{row.ratio:12}{row.clip:{clips}}{loss:6.2f}{stats['clip_low']:9.0%}"
               f"{stats['clip_high']:6.0%}  "
-              + "".join(f"{x:+8.3f}" if x else "       ·" for x in push.tolist()))
+              + "".join(f"{x:+8.3f}" if x else "       ·" for x in push.tolist()) + wrong)

@@ -4,16 +4,20 @@ python -m pytest tests/concepts/test_losses.py
 """
 
 import math
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 import torch
 
+import losses
 from losses import (OBJECTIVES, RATIOS, STATISTICS, Objective, Ratio, combine_stats,
                     high_entropy_mask, kl_penalty, mismatch_mask, mismatch_weight, policy_loss,
                     token_weights, with_options)
+from plumbing.refusal import Refusal
 from ratios import token_ratio
 from reference import BATCHES, G, L_MAX, PAPERS, Batch, objective, only, ragged, responses
+from session.arguments import parse
 
 REDUCTIONS = ["sequence-mean", "token-mean", "group-token-mean", "constant", "sequence-sum"]
 DUAL = ["ppo", "grpo", "dr_grpo", "dapo", "dapo_paper"]                # dual_clip is for these
@@ -152,6 +156,17 @@ def test_an_objective_says_whether_a_token_may_have_its_own_advantage(name):
             ours(name, batch)
 
 
+@every_objective
+def test_a_token_can_be_left_out_if_the_ratio_is_per_token_and_is_refused_if_not(name):
+    batch = ragged()._replace(mismatch=(torch.arange(10) % 2).double().expand(16, 10))
+    if OBJECTIVES[name].per_token:
+        assert (ours(name, batch, mismatch=True).gradient[:, ::2] == 0).all()
+        return
+    for flag in ("--entropy_quantile 0.5", "--mismatch_mask token"):
+        with pytest.raises(Refusal, match="as in gspo_token"):
+            parse(f"--algorithm {name} {flag}".split())
+
+
 def test_an_objective_says_whether_it_clips_a_mean_over_tokens():
     found = {name for name, row in OBJECTIVES.items() if row.clips_s}
     assert found & {*PAPERS} == {"gspo", "gspo_token", "luspo"}
@@ -276,6 +291,21 @@ def test_gspo_is_gspo_token_under_equal_advantages():
         token = ours("gspo_token", batch._replace(A=A))
         assert token.loss == pytest.approx(gspo.loss) and token.stats == gspo.stats
         torch.testing.assert_close(token.gradient, gspo.gradient, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("written, wrong", [
+    ("torch.min(ratio * A, ratio.clamp(low, high) * A)", ("ppo", "grpo", "gspo", "luspo")),
+    ("(x < low) & (A < 0), (x > high) & (A > 0)", ())])
+def test_the_table_that_losses_py_prints_marks_statistics_that_are_not_those_of_the_gradient(
+        written, wrong, capsys):
+    """With a clip that stops every gradient outside of the range, and with the clip as it is."""
+    file = Path(losses.__file__)
+    source = file.read_text(encoding="utf-8")
+    assert source.count(written) == 1
+    changed = source.replace(written, "ratio.clamp(low, high) * A") if wrong else source
+    exec(compile(changed, file, "exec"), {"__name__": "__main__"})
+    marked = {line.split()[0] for line in capsys.readouterr().out.splitlines() if " but " in line}
+    assert marked >= {*wrong} and bool(marked) == bool(wrong)
 
 
 # ------------------------------------------------------------------------------------------- KL
