@@ -253,7 +253,6 @@ def test_every_statistic_of_the_loss_has_an_entry_and_every_entry_a_statistic():
 
 @pytest.mark.parametrize("name", ["gspo", "grpo", "gmpo", "reinforce", "dppo"])
 def test_where_the_responses_with_an_advantage_stand(name):
-    """Against a loop in float64; halves of the batch combine to the statistics of all of it."""
     batch = ragged()
     batch = batch._replace(A=batch.A.clone().index_fill_(0, torch.tensor([1]), 0.0))
     row = OBJECTIVES[name]
@@ -271,26 +270,9 @@ def test_where_the_responses_with_an_advantage_stand(name):
     center = sum(log_s) / len(rows)
     expected = [len(rows), center, sum((x - center) ** 2 for x in log_s) / len(rows),
                 *(sum(share) / len(rows) for share in shares)]
-    stats = [ours(name, part).stats for part in (batch, halved(batch, 0), halved(batch, 1))]
+    stats = ours(name, batch).stats
     names = [key for key in STATISTICS if key.startswith("signal_") and key != "signal_tokens"]
-    assert [stats[0][key] for key in names] == pytest.approx(expected, rel=1e-4, abs=1e-6)
-    combined = combine_stats([{key: torch.tensor(x) for key, x in part.items()}
-                              for part in stats[1:]])
-    assert [combined[key].item() for key in names] == pytest.approx(expected, rel=1e-4, abs=1e-6)
-
-
-def halved(batch, half):
-    """Every second response."""
-    return type(batch)(*(x if x is None else x[half::2] for x in batch))
-
-
-def test_gspo_is_gspo_token_under_equal_advantages():
-    batch = ragged()
-    gspo = ours("gspo", batch)
-    for A in (batch.A, torch.where(batch.mask, batch.A[:, None], math.nan)):    # [B], [B, T]
-        token = ours("gspo_token", batch._replace(A=A))
-        assert token.loss == pytest.approx(gspo.loss) and token.stats == gspo.stats
-        torch.testing.assert_close(token.gradient, gspo.gradient, rtol=1e-12, atol=0)
+    assert [stats[key] for key in names] == pytest.approx(expected, rel=1e-4, abs=1e-6)
 
 
 @pytest.mark.parametrize("written, wrong", [
@@ -409,13 +391,6 @@ def test_high_entropy_tokens_are_those_from_torchs_quantile_on(mask, quantile):
     kept = high_entropy_mask(entropy, mask, quantile)
     assert kept.equal(mask & (entropy >= torch.quantile(entropy[mask], quantile)))
     assert not high_entropy_mask(entropy, mask & False, quantile).any()
-
-
-@pytest.mark.slow
-def test_more_than_two_to_the_24_tokens_have_a_quantile():
-    entropy = torch.rand(2**12, 2**12 + 1, generator=torch.Generator().manual_seed(0))
-    kept = high_entropy_mask(entropy, torch.ones_like(entropy, dtype=torch.bool), 0.8)
-    assert kept.float().mean().item() == pytest.approx(0.2, abs=1e-3)
 
 
 # -------------------------------------------------------------------------------------- errors

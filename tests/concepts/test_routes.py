@@ -270,35 +270,23 @@ def times(n):
     return lambda routes: Routes(routes.passes * n)
 
 
-UNFIT = {  # what became of the routes, how many forwards replay them, what the line says
-    "rows and places swapped": (both(lambda x: x.transpose(1, 2)), 1,
-                                "(4, 9, 2, 6) here, (9, 4, 2, 6) recorded"),
-    "fewer experts per token": (altered(lambda x: x[..., :1]), 1, "(4, 9, 1, 6) recorded"),
-    "more experts": (altered(logits=lambda x: torch.cat([x, x], -1)), 1, "(4, 9, 2, 12) recorded"),
-    "no routes": (times(0), 1, "3 routers, but [] are recorded"),
-    "not all used": (times(2), 1, "1 of 2 forwards"),
-    "never used": (times(1), 0, "0 of 1 forwards"),
-    "too few": (times(2), 3, "more forwards than the 2 recorded"),
-}
+UNFIT = {  # what became of the routes, and how many forwards replay them
+    "rows and places swapped": (both(lambda x: x.transpose(1, 2)), 1),
+    "fewer experts per token": (altered(lambda x: x[..., :1]), 1),
+    "more experts": (altered(logits=lambda x: torch.cat([x, x], -1)), 1),
+    "no routes": (times(0), 1), "not all used": (times(2), 1), "never used": (times(1), 0),
+    "too few": (times(2), 3)}
 
 
-@pytest.mark.parametrize("change, forwards, words", UNFIT.values(), ids=UNFIT)
-def test_routes_that_do_not_fit_are_refused(change, forwards, words):
+@pytest.mark.parametrize("change, forwards", UNFIT.values(), ids=UNFIT)
+def test_routes_that_do_not_fit_are_refused(change, forwards):
     model, inputs = make(), batch()
     routes = change(record(model, **inputs)[0])
-    with pytest.raises(ValueError) as caught, torch.no_grad(), replay_routes(model, routes):
+    with pytest.raises(ValueError, match="replay_routes"), torch.no_grad(), \
+            replay_routes(model, routes):
         for _ in range(forwards):
             model(**inputs)
-    assert words in str(caught.value) and "\n" not in str(caught.value) and not hooks(model)
-
-
-def test_with_gradient_checkpointing_two_forwards_are_refused():
-    model, inputs = make(), batch()
-    two = times(2)(record(model, **inputs)[0])
-    checkpoint_activations(model.train())
-    with pytest.raises(ValueError, match="with gradient checkpointing, record one"):
-        with replay_routes(model, two):
-            sum(model(**inputs).logits.sum() for _ in range(2)).backward()
+    assert not hooks(model)
 
 
 class OtherRouter(torch.nn.Module):

@@ -153,14 +153,9 @@ def test_without_an_environment_it_is_refused():
 
 # ---------------------------------------------------------- which way do the estimators point?
 
-STOP, LOST, WON = [0.6], [0.3, 0.0], [0.3, 1.0]     # the outcomes: stop, or play a second turn
-PROBABILITY = {0: 0.5, 1: 0.25, 2: 0.25}            # continue with p = .5, win with q = .5
-
-
 def episode(given, mask, G):
     """One advantage per response: its total reward minus the group's mean."""
-    total = given.sum(-1)                                                            # [B]
-    return (total - total.mean())[:, None] * mask                                    # [B, T]
+    return group_advantages(given.sum(-1), G, "none")                                # [B]
 
 
 def immediate(given, mask, G):
@@ -169,40 +164,22 @@ def immediate(given, mask, G):
     A = torch.zeros_like(given)                                                      # [B, T]
     for k in range(int(turns.max()) + 1):
         mine = turns == k                                                            # [B, T]
-        rewards = (given * mine).sum(-1)                                             # [B]
-        mean = rewards.sum() / mine.any(-1).sum()
-        A = A + (rewards - mean)[:, None] * mine                                     # [B, T]
+        rewards = (given * mine).sum(-1).view(-1, G)                                 # [groups, G]
+        reached = mine.any(-1).view(-1, G).sum(-1, keepdim=True).clamp(min=1)        # [groups, 1]
+        A += (rewards - rewards.sum(-1, keepdim=True) / reached).view(-1, 1) * mine  # [B, T]
     return A
 
 
 def normalized_then_summed(given, mask, G):
     """Each turn minus its mean, then summed to go (as IGPO's order is printed)."""
     turns = turn_numbers(mask)                                                       # [B, T]
-    each = immediate(given, mask, G)                                                 # [B, T]
     last = mask & ~torch.nn.functional.pad(turns, (0, 1), value=-1)[:, 1:].eq(turns) # [B, T]
-    return (each * last).flip(-1).cumsum(-1).flip(-1) * mask                         # [B, T]
-
-
-@pytest.mark.parametrize("estimator, expected", [
-    (episode, 0.05), (lambda *of: turn_returns(*of, "none"), 0.05),
-    (immediate, -0.075), (normalized_then_summed, -0.075)],
-    ids=["episode", "turn_returns", "immediate", "normalized_then_summed"])
-def test_the_expected_gradient_of_continue_over_all_groups_of_three(estimator, expected):
-    """J = .5 · .6 + .5 · (.3 + .5), so dJ / d(logit of "continue") = .25 · (.8 - .6) = +.05. A mean
-    that contains the response itself shrinks every estimate by (G - 1) / G."""
-    G = 3
-    total = 0.0
-    for outcome in itertools.product(range(3), repeat=G):
-        rows = [(STOP, LOST, WON)[i] for i in outcome]
-        A = estimator(*conversation(*rows), G)                                       # [B, T]
-        score = [-0.5 if i == 0 else 0.5 for i in outcome]   # d log π(first turn) / d logit
-        gradient = sum(a * b for a, b in zip(A[:, 0].tolist(), score)) / G
-        total += math.prod(PROBABILITY[i] for i in outcome) * gradient
-    assert total * G / (G - 1) == pytest.approx(expected, abs=1e-9)
+    return (immediate(given, mask, G) * last).flip(-1).cumsum(-1).flip(-1) * mask    # [B, T]
 
 
 # A tree: {outcome: [(action, reward) of each turn]}; an action is 1 (go on, win) or 0, its logit
 # that of the turn.
+GAME = ((.5, .5), [[(0, .6)], [(1, .3), (0, 0)], [(1, .3), (1, 1)]])
 SHORT = ((.5, .25), [[(0, .2)], [(1, 0), (1, 1)], [(1, 0), (0, 0)]])
 THREE = ((.6, .5, .3), [[(0, .6)], [(1, .3), (0, -.1)], [(1, .3), (1, 0), (1, 1)],
                         [(1, .3), (1, 0), (0, .2)]])
@@ -232,6 +209,17 @@ def exact_gradient(tree):
     J = sum(math.prod(p[k] if action else 1 - p[k] for k, (action, _) in enumerate(outcome))
             * sum(reward for _, reward in outcome) for outcome in tree[1])
     return torch.autograd.grad(J, logits)[0].tolist()
+
+
+@pytest.mark.parametrize("estimator, expected", [
+    (episode, 0.05), (lambda *of: turn_returns(*of, "none"), 0.05),
+    (immediate, -0.075), (normalized_then_summed, -0.075)],
+    ids=["episode", "turn_returns", "immediate", "normalized_then_summed"])
+def test_which_way_the_estimators_push_the_first_choice(estimator, expected):
+    """Without the factor (G - 1) / G of a mean that contains the response itself."""
+    assert exact_gradient(GAME)[0] == pytest.approx(0.05)
+    found = expected_gradient(GAME, 3, estimator)[0]
+    assert found * 3 / 2 == pytest.approx(expected, abs=1e-7)
 
 
 @pytest.mark.parametrize("G", [2, 3, 4])
