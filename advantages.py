@@ -8,10 +8,12 @@
                      the mean of the responses that reached it
 
 Each row is a response; the group_size responses to one prompt are adjacent. rewards [B]; mask
-[B, T] bool, the loss mask. Results carry no gradient and are 0 outside the mask. In a comparison
-within a group, equal rewards, and rewards that only rounding makes unequal, give exactly 0 (see
-center). Raises ValueError for rewards that are not finite, for other shapes, and where a group has
-fewer than two responses.
+[B, T] bool, the loss mask. Results carry no gradient and are 0 outside the mask. A reward that
+differs from the mean of its group by rounding alone has advantage 0 (see center): clips and skipped
+groups look at the sign, and a sign of 3e-8 counts as much as any. Rewards are therefore float64
+until their mean is subtracted; advantages are float32. NaN marks a response that was not graded: it
+is left out of every mean and std, and its advantage is 0. Raises ValueError for infinite rewards,
+for other shapes, and where a group has fewer than two responses.
 
 To add an advantage, write its function and a row of ADVANTAGES; train.py then accepts it as
 --advantage NAME.
@@ -48,44 +50,35 @@ def group_advantages(rewards, group_size, scale="group", unbiased=False, eps=1e-
     centered = center(groups)                                                    # [prompts, G]
     if scale == "none":
         return centered.flatten()                                                # [B]
-    if scale == "group":
-        variance = centered.square().sum(-1, keepdim=True) / (group_size - unbiased)  # [prompts, 1]
-    else:
-        variance = center(groups.flatten()).square().sum() / (groups.numel() - unbiased)
-    std = variance.sqrt()
+    if scale == "batch":
+        groups = groups.view(1, -1)                                              # [1, B]
+    squares = center(groups).square().sum(-1, keepdim=True)                      # [prompts or 1, 1]
+    divisor = (count_graded(groups) - int(unbiased)).clamp(min=1)                # [prompts or 1, 1]
+    std = (squares / divisor).sqrt()                                             # [prompts or 1, 1]
     return (centered / (std + eps).masked_fill(std == 0, 1.0)).flatten()         # [B]  GSPO eq. 6
 
 
 def leave_one_out(rewards, group_size):
     """r_i - mean of the other rewards = G / (G - 1) · (r_i - mean_group), [B]. RLOO 2402.14740."""
-    centered = center(check_rewards(rewards, group_size))                        # [prompts, G]
-    return (centered * group_size / (group_size - 1)).flatten()                  # [B]
+    groups = check_rewards(rewards, group_size)                                  # [prompts, G]
+    graded = count_graded(groups)                                                # [prompts, 1]
+    return (center(groups) * graded / (graded - 1).clamp(min=1)).flatten()       # [B]
 
 
 def gdpo(parts, part_weights, group_size, unbiased=False, eps=1e-6):
     """Advantages [B] from K reward components, parts [B, K], with one weight each. Each is
     normalized within its group, so that one with large rewards does not hide the others. Their
     weighted sum is divided by its std over the batch (its mean is 0 already, because the mean of
-    every group is 0). NaN means that a response does not have the component; it is replaced by the
-    mean of its group and so contributes 0. GDPO 2601.05242."""
+    every group is 0). NaN means that a response does not have the component, which then contributes
+    0. GDPO 2601.05242."""
     if parts.dim() != 2 or parts.shape[1] != len(part_weights):
         raise ValueError(f"parts is {list(parts.shape)}: it must be [B, {len(part_weights)}], with "
                          "one column per weight")
-    columns = [with_group_mean(part, group_size) for part in parts.T]            # [B] each
-    columns = [group_advantages(part, group_size, "group", unbiased, eps) for part in columns]
+    columns = [group_advantages(part, group_size, "group", unbiased, eps) for part in parts.T]
     total = sum(weight * column for weight, column in zip(part_weights, columns))     # [B]
-    std = (total.square().sum() / (len(total) - unbiased)).sqrt()                # []
+    graded = (~parts.isnan()).any(-1).sum()                                      # []
+    std = (total.square().sum() / (graded - int(unbiased)).clamp(min=1)).sqrt()       # []
     return total / (std + eps)                                                   # [B]
-
-
-def with_group_mean(rewards, group_size):
-    """Rewards [B] with each NaN replaced by the mean of the other rewards in its group, or by 0 if
-    the whole group is NaN. The mean is computed relative to the lowest reward, so that the mean of
-    equal rewards is exactly their value."""
-    groups = rewards.view(-1, group_size)                                        # [prompts, G]
-    low = groups.nan_to_num(nan=torch.inf).amin(-1, keepdim=True)                # [prompts, 1]
-    mean = low + (groups - low).nanmean(-1, keepdim=True)                        # [prompts, 1]
-    return torch.where(groups.isnan(), mean.nan_to_num(nan=0.0), groups).flatten()   # [B]
 
 
 def reinforce_plus_plus(rewards, mask, baseline_group_size=None, kl=None, beta=0.0, gamma=1.0,
@@ -97,7 +90,7 @@ def reinforce_plus_plus(rewards, mask, baseline_group_size=None, kl=None, beta=0
     group of this size; None: do not."""
     if baseline_group_size is not None:
         rewards = center(check_rewards(rewards, baseline_group_size)).flatten()  # [B]
-    per_token = token_rewards(rewards, mask, kl, beta)                           # [B, T]
+    per_token = token_rewards(rewards, mask, kl, beta).float()                   # [B, T]
     no_critic = torch.zeros_like(per_token)                                      # [B, T]
     returns, _ = gae(per_token, no_critic, mask, gamma, lam=1.0)                 # [B, T]
     return whiten(returns, mask, eps)                                            # [B, T]
@@ -115,6 +108,7 @@ def gae(rewards, values, mask, gamma=1.0, lam=0.95):
     lam = 0: the one-step TD error."""
     check_per_token(mask, values=values, rewards=rewards if rewards.dim() == 2 else None)
     rewards = at_last_token(rewards, mask) if rewards.dim() == 1 else rewards    # [B, T]
+    rewards = rewards.to(values.dtype)                                           # [B, T]
     values = values.detach().masked_fill(~mask, 0.0)                             # [B, T]
     advantages = torch.zeros_like(values)                                        # [B, T]
     next_value = running = torch.zeros_like(values[:, 0])                        # [B]
@@ -145,7 +139,7 @@ def turn_returns(turn_rewards, mask, group_size, scale="group", eps=1e-6):
     if scale not in ("group", "batch", "none"):
         raise ValueError(f"scale {scale!r}: turn_returns takes group, batch or none")
     turns = turn_numbers(mask)                                                   # [B, T]
-    advantages = torch.zeros_like(turn_rewards)                                  # [B, T]
+    advantages = torch.zeros(mask.shape, device=mask.device)                     # [B, T]
     for k, returns, centered, count in compare_turns(turn_rewards, mask, group_size):
         if scale == "group":
             squares = centered.view(-1, group_size).square().sum(-1)             # [prompts]
@@ -165,10 +159,10 @@ def turn_leave_one_out(turn_rewards, mask, group_size):
     responses end early: the returns of the others do not depend on what this one did there. The
     weights 1/|y| of a reduction and the clip still change it."""
     turns = turn_numbers(mask)                                                   # [B, T]
-    advantages = torch.zeros_like(turn_rewards)                                  # [B, T]
+    advantages = torch.zeros(mask.shape, device=mask.device)                     # [B, T]
     for k, returns, centered, count in compare_turns(turn_rewards, mask, group_size):
         others = centered * count / (count - 1).clamp(min=1)                     # [B]
-        others = torch.where(count == 1, returns, others)                        # [B]
+        others = torch.where(count == 1, returns.float(), others)                # [B]
         advantages = torch.where(turns == k, others[:, None], advantages)        # [B, T]
     return advantages
 
@@ -179,20 +173,17 @@ def compare_turns(turn_rewards, mask, group_size):
     reached, and the number of these responses of the group [B]."""
     check_per_token(mask, turn_rewards=turn_rewards)
     for k, returns in enumerate(sum_later_rewards(turn_rewards, turn_numbers(mask)).T):     # [B]
-        reached = ~returns.isnan()                                               # [B]
-        centered = center(check_rewards(with_group_mean(returns, group_size), group_size))
-        count = reached.view(-1, group_size).sum(-1).repeat_interleave(group_size)       # [B]
-        yield k, returns, centered.flatten().masked_fill(~reached, 0.0), count
+        groups = check_rewards(returns, group_size)                              # [prompts, G]
+        count = count_graded(groups).flatten().repeat_interleave(group_size)     # [B]
+        yield k, returns, center(groups).flatten(), count
 
 
 def sum_later_rewards(turn_rewards, turns):
     """The return of each turn, the sum of the rewards from its first token on: [B, turns] for the
     largest number of turns; NaN where a response has fewer. turns [B, T]: ratios.turn_numbers of
-    the mask. Added in float64 and rounded once, so that returns which are equal on paper are equal
-    numbers."""
-    earned = as_decimals(turn_rewards.masked_fill(turns < 0, 0.0)).flip(-1)      # [B, T]
+    the mask."""
+    earned = turn_rewards.masked_fill(turns < 0, 0.0).flip(-1)                   # [B, T]
     to_go = without_rounding(earned.cumsum(-1), earned.abs().cumsum(-1)).flip(-1)    # [B, T]
-    to_go = to_go.to(turn_rewards.dtype)                                         # [B, T]
     columns = []
     for k in range(int(turns.max()) + 1):
         first = (turns == k).int().argmax(-1, keepdim=True)                      # [B, 1]
@@ -201,18 +192,9 @@ def sum_later_rewards(turn_rewards, turns):
     return torch.stack(columns, -1) if columns else to_go[:, :0]                 # [B, turns]
 
 
-def as_decimals(x):
-    """x in float64, each number as the decimal that it prints as: 0.1, not float32's 0.100000001.
-    Ten times 0.1 is then 1, and rounding differences do not become advantages."""
-    double = x.double()
-    nonzero = (x != 0) & x.isfinite()
-    text = x[nonzero].detach().cpu().numpy().astype(str)
-    return double.masked_scatter(nonzero, torch.from_numpy(text.astype("float64")).to(x.device))
-
-
 def without_rounding(sums, sizes):
-    """Sums of decimals in float64, with 0 for each that is only rounding: 0.1 + 0.2 - 0.3. sizes:
-    the sums of the magnitudes of what was added."""
+    """Sums in float64, with 0 for each that is only rounding: 0.1 + 0.2 - 0.3. sizes: the sums of
+    the magnitudes of what was added."""
     return sums.masked_fill(sums.abs() <= 1e-12 * sizes, 0.0)
 
 
@@ -236,10 +218,9 @@ def reward_turns(turn_rewards, parts, part_weights, mask):
     return, parts[:, 1:], at the last loss token. Their sum is the reward on paper; a difference
     between the reward and the return would be the rounding of both."""
     check_per_token(mask, turn_rewards=turn_rewards)
-    weights = torch.tensor(part_weights, dtype=torch.float64, device=parts.device)   # [K]
-    others = (as_decimals(parts[:, 1:]).nan_to_num(nan=0.0) * weights[1:]).sum(-1)   # [B]
-    earned = as_decimals(turn_rewards) * weights[0]                              # [B, T]
-    return (earned + at_last_token(others, mask)).float()                        # [B, T]
+    weights = torch.tensor(part_weights, dtype=parts.dtype, device=parts.device)     # [K]
+    others = (parts[:, 1:].nan_to_num(nan=0.0) * weights[1:]).sum(-1)            # [B]
+    return turn_rewards * weights[0] + at_last_token(others, mask)               # [B, T]
 
 
 # --------------------------------------------------------------------------------- the table
@@ -267,7 +248,8 @@ class Input(NamedTuple):
 
 INPUTS = {  # what the function of an advantage may read
     "rewards": Input("B", "the weighted sums of the reward's components; with --use_kl_in_reward "
-                          "minus beta times the sum of kl over the response"),
+                          "minus beta times the sum of kl over the response; NaN if no function "
+                          "graded the response, whose advantage is then 0"),
     "token_rewards": Input("B T", "the reward of every token: that of the response at its last "
                                   "token; with --environment that of each turn at its last token; "
                                   "with --use_kl_in_reward minus beta times kl at every token"),
@@ -324,6 +306,9 @@ def estimate_advantages(name, rewards, group_size, scale="group", **inputs):
     if lacks := find_missing(row, inputs):
         raise ValueError(f"advantage {name} reads {', '.join(lacks)}, which is missing")
     inputs |= dict(rewards=rewards, group_size=group_size, scale=scale)
+    ungraded = rewards.isnan()                                                   # [B]
+    if "mask" in inputs:
+        inputs["mask"] = inputs["mask"] & ~ungraded[:, None]                     # [B, T]
     kl = None if "kl" in row.reads else inputs.get("kl")                         # [B, T]
     if row.places_rewards:
         names = ("beta", "turn_rewards", "parts", "part_weights")
@@ -331,13 +316,15 @@ def estimate_advantages(name, rewards, group_size, scale="group", **inputs):
                                **{x: inputs.get(x) for x in names})              # [B, T]
         inputs |= dict(token_rewards=placed, turn_rewards=placed)
     if kl is not None:
-        inputs["rewards"] = rewards - inputs["beta"] * (kl * inputs["mask"]).sum(-1)     # [B]
+        kl = (kl * inputs["mask"]).sum(-1)                                       # [B]
+        inputs["rewards"] = rewards.float() - inputs["beta"] * kl                # [B]
     advantages = row.function(**{x: inputs[x] for x in row.reads if x in inputs})   # [B] or [B, T]
     if advantages.shape != (rewards if row.per == "response" else inputs["mask"]).shape:
         raise ValueError(f"advantage {name}: its function does not return one number for every "
                          f"{row.per}, as its row of advantages.ADVANTAGES says: change one of the "
                          "two")
-    return advantages
+    ungraded = ungraded.view(-1, *[1] * (advantages.dim() - 1))                  # [B] or [B, 1]
+    return advantages.float().masked_fill(ungraded, 0.0)
 
 
 # --------------------------------------------------------------------------------- the critic
@@ -375,7 +362,7 @@ def value_loss(values, old_values, returns, mask, weights=None, clip=0.2):
 def has_signal(rewards, group_size):
     """Which groups contain different rewards, [prompts] bool. DAPO (2503.14476 eq. 11) keeps only
     these groups; the others are zero-variance groups."""
-    return differ(check_rewards(rewards, group_size)).squeeze(-1)                # [prompts]
+    return center(check_rewards(rewards, group_size)).ne(0).any(-1)              # [prompts]
 
 
 def groups_with_signal(name, rewards, group_size, scale="group", **inputs):
@@ -408,18 +395,20 @@ def overlong_penalty(lengths, max_length, cache):
 
 
 def center(x):
-    """x minus its mean along the last dimension; exactly 0 where the entries do not differ. The
-    first entry is subtracted before the mean is computed."""
-    centered = x - x[..., :1]
-    return (centered - centered.mean(-1, keepdim=True)).masked_fill(~differ(x), 0.0)
+    """x minus its mean along the last dimension, float32; exactly 0 where the two differ by
+    rounding alone, and for NaN, which the mean leaves out."""
+    low = x.nan_to_num(nan=torch.inf).amin(-1, keepdim=True)                     # [..., 1]
+    mean = low + (x - low).nanmean(-1, keepdim=True)     # relative: exact for equal entries
+    filled = torch.where(x.isnan(), mean, x)
+    relative = filled - filled[..., :1]
+    centered = relative - relative.mean(-1, keepdim=True)
+    centered = without_rounding(centered, filled.abs().amax(-1, keepdim=True))
+    return centered.masked_fill(x.isnan(), 0.0).float()
 
 
-def differ(x):
-    """Whether entries of x differ along its last dimension, [..., 1] bool, by more than two units
-    in the last place of the largest: rounding must not become an advantage of ±1."""
-    largest = x.abs().amax(-1, keepdim=True)                                     # [..., 1]
-    unit = largest.nextafter(torch.full_like(largest, torch.inf)) - largest      # [..., 1]
-    return x.amax(-1, keepdim=True) - x.amin(-1, keepdim=True) > 2 * unit        # [..., 1]
+def count_graded(groups):
+    """How many entries of each group [prompts, G] are not NaN, [prompts, 1]."""
+    return (~groups.isnan()).sum(-1, keepdim=True)                               # [prompts, 1]
 
 
 def whiten(x, mask, eps=1e-8):
@@ -438,14 +427,14 @@ def at_last_token(rewards, mask):
     if len(rewards) != len(mask):
         raise ValueError(f"rewards is {list(rewards.shape)} but mask is {list(mask.shape)}")
     later = mask.flip(-1).cumsum(-1).flip(-1)                                    # [B, T]
-    return rewards[:, None] * (mask & (later == 1))                              # [B, T]
+    return torch.where(mask & (later == 1), rewards[:, None], 0.0)               # [B, T]
 
 
 def check_rewards(rewards, group_size=None):
     """rewards [B] as float; with a group_size, as groups [B / group_size, group_size]. Raises
-    ValueError for other shapes and for rewards that are not finite or not below LARGEST_REWARD."""
-    if rewards.dim() != 1 or not (rewards.abs() < LARGEST_REWARD).all():
-        raise ValueError(f"rewards is {list(rewards.shape)}: it must be [B], all finite and below "
+    ValueError for other shapes and for rewards that are not below LARGEST_REWARD."""
+    if rewards.dim() != 1 or (rewards.abs() >= LARGEST_REWARD).any():
+        raise ValueError(f"rewards is {list(rewards.shape)}: it must be [B], all below "
                          f"{LARGEST_REWARD:g} in size")
     rewards = rewards if rewards.dtype == torch.float64 else rewards.float()
     if group_size is None:

@@ -74,8 +74,8 @@ def reward_scores(task, parts):
     overlong penalty is not included: it is used only in training."""
     parts = torch.tensor(parts)                                                    # [n, G, K]
     flat = parts.flatten(0, 1)                                                     # [n·G, K]
-    rewards = task.total(flat, parts.shape[1]).view(parts.shape[:2])               # [n, G]
-    rewards = rewards.double().mean(-1).tolist()                                   # n
+    rewards = task.total(flat).view(parts.shape[:2])                               # [n, G]
+    rewards = rewards.double().nanmean(-1).nan_to_num(nan=0.0).tolist()            # n
     means = flat.double().nanmean(0).nan_to_num(nan=0.0).tolist()                  # K
     return {"reward": with_interval(rewards), "mean_rewards": rewards,
             "reward_parts": dict(zip(task.component_names, means))}

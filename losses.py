@@ -23,6 +23,7 @@ Next: rollout.py, where the log-probs come from.
 
 import math
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -49,9 +50,9 @@ class Objective:
 
     @property
     def per_token(self):
-        """Whether every token may have its own advantage: not if a response has one ratio, nor if
-        the clip averages log w over the response."""
-        return self.ratio in ("none", "token", "gspo-token")
+        """Whether every token may have its own advantage, and be left out: not if a response has
+        one ratio, nor if the clip averages log w over the response."""
+        return RATIOS[self.ratio].per == "token" and self.kind.of != "log w"
 
     def clip_range(self, epsilon=None, epsilon_high=None):
         """(epsilon, epsilon_high) of the row with those that are given. epsilon alone sets both, as
@@ -62,8 +63,8 @@ class Objective:
 
     @property
     def clips_s(self):
-        """Whether the clip range is for the sequence ratio s, as in GSPO."""
-        return self.ratio in ("sequence", "gspo-token") and self.clip == "min"
+        """Whether the clip range is for the sequence ratio s, as in GSPO, or for another mean."""
+        return RATIOS[self.ratio].mean and self.clip == "min"
 
     @property
     def kind(self):
@@ -100,14 +101,25 @@ OBJECTIVES = {  # "constant" is meant for advantages that are not divided by a s
                                   k_negative=3.0, lambda_negative=2.0)),
     "sequence_is": Objective("product",     "min",     0.2,  0.2,    "sequence-mean", "textbook"),
 }
-RATIOS = {  # (logp, old_logp, mask) -> [B, T], or [B] where a response has one ratio
-    "none": lambda logp, old_logp, mask: torch.ones_like(logp),
-    "token": token_ratio,
-    "sequence": sequence_ratio,
-    "gspo-token": gspo_token_ratio,
-    "product": product_ratio,
-    "log-token": token_log_ratio,
-    "log-shifted": token_log_ratio,  # log of w·γ̃, with RSPO's router shift γ̃
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """What multiplies the advantage; for a clip of log w its logarithm."""
+    function: Callable           # (logp, old_logp, mask) -> [B, T], or [B] if a response has one
+    per: str                     # "response", or "token": each token has its own, or its own
+                                 # gradient (gspo-token)
+    mean: bool = False           # whether it is a mean over tokens, so that it spreads far less
+
+
+RATIOS = {
+    "none": Ratio(lambda logp, old_logp, mask: torch.ones_like(logp), "token"),
+    "token": Ratio(token_ratio, "token"),
+    "sequence": Ratio(sequence_ratio, "response", mean=True),
+    "gspo-token": Ratio(gspo_token_ratio, "token", mean=True),
+    "product": Ratio(product_ratio, "response"),
+    "log-token": Ratio(token_log_ratio, "token"),
+    "log-shifted": Ratio(token_log_ratio, "token"),  # log of w·γ̃, with RSPO's router shift γ̃
 }
 LEVELS = {"token": token_ratio, "seq": product_ratio, "geo": sequence_ratio}  # for mismatch weights
 
@@ -227,8 +239,9 @@ def policy_loss(name, logp, old_logp, advantages, mask, *, epsilon=None, epsilon
     logp = logp.masked_fill(~mask, 0.0)                                          # [B, T]
     old_logp = old_logp.detach().masked_fill(~mask, 0.0)                         # [B, T]
     shifted = logp if router_shift is None else logp + router_shift.detach().log()   # RSPO's w·γ̃
-    ratio = RATIOS[validate_choice("ratio", row.ratio, RATIOS)](shifted, old_logp, mask)
-    ratio = broadcast_to_tokens(ratio, mask)                                 # [B, T]
+    ratio = RATIOS[row.ratio].function(shifted, old_logp, mask)                  # [B] or [B, T]
+    one = one_per_response(ratio.detach(), mask, row.kind.of)                    # [B]
+    ratio = broadcast_to_tokens(ratio, mask)                                     # [B, T]
     terms = token_surrogate(row.clip, ratio, A, logp, old_logp, mask, low, high, row.constants)
     if len(terms) != 3 or any(x.shape != mask.shape for x in terms):
         raise ValueError(f"clip {row.clip!r}: token_surrogate must return three values for every "
@@ -257,23 +270,32 @@ def policy_loss(name, logp, old_logp, advantages, mask, *, epsilon=None, epsilon
     share = lambda removed, of: removed.sum() / of.sum().clamp(min=1)            # []
     stats = dict(clip_low=share(below, mask), clip_high=share(above, mask),
                  clip_signal=share(below | above, signal), signal_tokens=signal.sum())
-    stats |= signal_stats(log_s, advantages.detach(), mask, low, high, row.kind.of)
+    stats |= signal_stats(log_s, one, advantages.detach(), mask, low, high, row.kind.of)
     return loss, stats | ratio_stats(logp, old_logp, mask)
 
 
-def signal_stats(log_s, A, mask, low, high, of):
+def one_per_response(ratio, mask, of):
+    """The ratio of each response, [B]: that of its objective, or the geometric mean of those of its
+    tokens, which is s for w; its logarithm if the clip range limits log w."""
+    if ratio.dim() == 1:
+        return ratio                                                             # [B]
+    log_ratio = ratio if of == "log w" else ratio.log()                          # [B, T]
+    mean = mean_over_tokens(log_ratio, mask)                                     # [B]
+    return mean if of == "log w" else mean.exp()                                 # [B]
+
+
+def signal_stats(log_s, ratio, A, mask, low, high, of):
     """Where the responses with an advantage stand before the step: over those whose mean advantage
     is not 0, mean and population variance of log s, and the shares with a positive advantage, with
-    s below and above the clip range, and there in their own advantage's direction (below with
-    A < 0, above with A > 0). log_s [B], A [B] or [B, T]; of: what the clip range limits (Clip.of);
-    a range of π - μ holds no ratio, so none is outside it."""
+    their ratio below and above the clip range, and there in their own advantage's direction (below
+    with A < 0, above with A > 0). log_s [B], ratio [B] (one_per_response), A [B] or [B, T]; of:
+    what the clip range limits (Clip.of); a range of π - μ holds no ratio, so none is outside it."""
     A = A if A.dim() == 1 else mean_over_tokens(A, mask)                         # [B]
     signal = (A != 0) & mask.any(-1)                                             # [B]
     below = above = torch.zeros_like(signal)                                     # [B]
     if low is not None and of != "π - μ":
-        x = log_s if of == "log w" else log_s.exp()                              # [B]
-        below = x < low                                                          # [B]
-        above = x > high                                                         # [B]
+        below = ratio < low                                                      # [B]
+        above = ratio > high                                                     # [B]
     count = signal.sum().clamp(min=1)
     mean = lambda x: (x * signal).sum() / count                                  # []
     center = mean(log_s)
@@ -466,6 +488,8 @@ if __name__ == "__main__":
         loss, stats = policy_loss(name, logp, old_logp, A, mask, group_size=2, max_length=4,
                                   router_shift=shift if row.ratio == "log-shifted" else None)
         push = -torch.autograd.grad(loss, logp)[0][mask]
+        zeros = (push == 0).float().mean()       # as clip_signal counts them, if it counts right
+        wrong = "" if torch.isclose(zeros, stats["clip_signal"]) else f"  but {zeros:.0%} are 0"
         print(f"{name:{names}}{row.ratio:12}{row.clip:{clips}}{loss:6.2f}{stats['clip_low']:9.0%}"
               f"{stats['clip_high']:6.0%}  "
-              + "".join(f"{x:+8.3f}" if x else "       ·" for x in push.tolist()))
+              + "".join(f"{x:+8.3f}" if x else "       ·" for x in push.tolist()) + wrong)

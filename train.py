@@ -52,6 +52,7 @@ from transformers.utils import logging
 from advantages import estimate_advantages
 from eval import held_out
 from losses import policy_loss, token_weights
+from plumbing.data.task import reward_dtype
 from plumbing.data.tasks import prepare_task
 from plumbing.model.actor import load_trained_policy
 from plumbing.model.chat import name_ends
@@ -140,7 +141,7 @@ def train_batch(settings, learner, task, step):
     times.append(read_clock(learner.device))
 
     # rewards ─► advantages Â
-    batch.rewards = task.total(batch.parts, G)                                      # [B]
+    batch.rewards = task.total(batch.parts)                                         # [B]
     batch.advantages = estimate_advantages(
         settings.advantage, batch.rewards, G, settings.scale_rewards, parts=batch.parts,
         part_weights=task.weights(batch.parts), mask=batch.rollout.mask, old_logp=old.logp,
@@ -182,9 +183,10 @@ def sample(settings, learner, task, problems, step, attempt=0):
 
 
 def reward(learner, rollout, problems):
-    """The rewards of the responses, by component: [B, K]."""
+    """The rewards of the responses, by component: [B, K] float64."""
+    device = rollout.mask.device
     parts = learner.reward_components(rollout.texts, problems, rollout.token_lists(), rollout.games)
-    return parts.to(rollout.mask.device)                                            # [B, K]
+    return parts.to(device, reward_dtype(device))                                   # [B, K]
 
 
 def mini_batches(settings, task, batch):

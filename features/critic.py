@@ -56,7 +56,7 @@ class Critic(Feature):
             learner.set_updates(max(learner.updates, steps))     # those that were skipped, too
 
     def loss(self, micro, scores, mini):
-        mask = micro.rollout.mask                                                   # [B, T]
+        mask = micro.rollout.mask & ~micro.rewards.isnan()[:, None]                 # [B, T]
         values = micro.extras["values"]                                             # [B, T]
         per_token = mask / mini.rollout.mask.sum().clamp(min=1)                     # [B, T]
         inputs = {x: micro.extras.get(x) for x in ("kl", "beta", "turn_rewards")}

@@ -6,7 +6,7 @@ leaves out the tokens below a quantile of the rollout batch (2506.01939, "beyond
 
 from dataclasses import dataclass
 
-from features.feature import Feature, flag
+from features.feature import Feature, flag, refuse
 from losses import high_entropy_mask
 
 
@@ -26,6 +26,11 @@ class Entropy(Feature):
     @classmethod
     def on(cls, settings):
         return settings.entropy_coef > 0 or settings.entropy_quantile > 0
+
+    @classmethod
+    def check(cls, settings):
+        if settings.entropy_quantile and not settings.row.per_token:
+            refuse(settings, "entropy_quantile", "needs a ratio per token, as in gspo_token")
 
     def __init__(self, run):
         self.coef = run.settings.entropy_coef

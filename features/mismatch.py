@@ -9,7 +9,7 @@ docs/family.md. With GSPO, whose ratio is a geometric mean, the level is geo.
 
 from dataclasses import dataclass
 
-from features.feature import Feature, flag
+from features.feature import Feature, flag, refuse
 from losses import mismatch_mask, mismatch_weight
 
 RECOMPUTED = {"old_logp=recompute": "it compares the recomputed log-probs with the sampler's"}
@@ -44,6 +44,12 @@ class Mismatch(Feature):
     @classmethod
     def on(cls, settings):
         return bool(settings.mismatch or settings.mismatch_mask)
+
+    @classmethod
+    def check(cls, settings):
+        if settings.mismatch_mask == "token" and not settings.row.per_token:
+            refuse(settings, "mismatch_mask", "needs a ratio per token, as in gspo_token: a "
+                   "response with one ratio is only scaled")
 
     def __init__(self, run):
         self.settings = run.settings

@@ -28,7 +28,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from features.feature import Feature, flag
 from plumbing.data.reward_worker import load_function
-from plumbing.data.task import encode_prompt, encode_text
+from plumbing.data.task import encode_prompt, encode_text, reward_dtype
 from plumbing.engines.wrapper import Wrapper
 from plumbing.refusal import Refusal
 
@@ -170,11 +170,14 @@ class TurnSampler(Wrapper):
         """The Rollout of what was played. turns: the first turns, the second ones ..."""
         first = turns[0]
 
-        def pad(name, fill):
-            rows = [torch.tensor(getattr(game, name)) for game in games]
-            return pad_sequence(rows, batch_first=True, padding_value=fill).to(first.mask.device)
+        device = first.mask.device
+
+        def pad(name, fill, dtype=None):
+            rows = [torch.tensor(getattr(game, name), dtype=dtype) for game in games]
+            return pad_sequence(rows, batch_first=True, padding_value=fill).to(device)
         return replace(first, response_ids=pad("ids", self.pad), mask=pad("own", False),
-                       sampler_logp=pad("logps", 0.0), turn_rewards=pad("earned", 0.0),
+                       sampler_logp=pad("logps", 0.0),
+                       turn_rewards=pad("earned", 0.0, reward_dtype(device)),
                        truncated=first.truncated.new_tensor([game.truncated for game in games]),
                        games=games, texts=["\n".join(game.turns) for game in games])
 

@@ -181,6 +181,9 @@ class Core:
     plain: bool = flag(
         False, "use the plain implementation, for reading and for comparison: one row per "
                "response and no shared computation")
+    cuda_graphs: bool = flag(
+        False, "on a CUDA GPU: replay the token steps of sampling as a CUDA graph",
+        without={"plain": "", "sampler": ""})
     tf32: bool = flag(
         False, "on a CUDA GPU: compute float32 products on tensor cores, which round their "
                "factors to 11 bits (TF32)")

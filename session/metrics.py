@@ -28,15 +28,17 @@ def rollout_metrics(batch, task, settings):
     sampled = batch.sampled
     G = batch.rollout.group_size
     parts = torch.cat([parts for _, parts in sampled])                              # [n, K]
-    rewards = task.total(parts, G)                                                  # [n]
+    rewards = task.total(parts).float()                                             # [n]
+    graded = rewards[~rewards.isnan()]
     lengths = torch.cat([rollout.mask.sum(-1) for rollout, _ in sampled]).float()   # [n]
     truncated = torch.cat([rollout.truncated for rollout, _ in sampled])            # [n]
-    means = parts.nanmean(0).nan_to_num(nan=0.0).tolist()                           # K
+    means = parts.float().nanmean(0).nan_to_num(nan=0.0).tolist()                           # K
     live = 1.0
     if G > 1:
         signal = [task.groups_with_signal(settings, *one) for one in sampled]
         live = torch.cat(signal).float().mean().item()
-    return {"reward": rewards.mean().item(), "reward_std": rewards.std(unbiased=False).item(),
+    return {"reward": graded.mean().nan_to_num(nan=0.0).item(),
+            "reward_std": graded.std(unbiased=False).nan_to_num(nan=0.0).item(),
             "reward_parts": dict(zip([*task.component_names, *task.penalties], means)),
             "pass_rate": (parts[:, 0] >= 1).float().mean().item(),
             "length": lengths.mean().item(),

@@ -11,8 +11,7 @@ from typing import Callable
 
 import torch
 
-from advantages import (LARGEST_REWARD, as_decimals, groups_with_signal, with_group_mean,
-                        without_rounding)
+from advantages import LARGEST_REWARD, groups_with_signal, without_rounding
 from plumbing.refusal import Refusal
 
 CHARACTERS = "0123456789+=,. "   # the vocabulary of the built-in task, one token per character
@@ -86,45 +85,27 @@ class Task:
                           f"{len(names)} components: {', '.join(names)}")
         return [*weights, *[1.0] * (components.shape[1] - len(weights))]
 
-    def total(self, components, group_size=1):
-        """Rewards [B] float32, the weighted sums of their components [B, K].
-
-        NaN means that a response does not have this component. A response without any gets the mean
-        reward of its group (0 if the whole group has none), so its advantage is 0.
-
-        Sums that are equal on paper must be equal numbers: rounding differences within a group
-        would become advantages. Components are therefore added in float64, each as the decimal
-        number that it prints as (0.1, not float32's 0.100000001), and the sum is rounded once.
-        Raises Refusal for a reward beyond LARGEST_REWARD.
-        """
-        rewards = self.weighted_sum(components, group_size)                         # [B]
-        if not (rewards.abs() < LARGEST_REWARD).all():
+    def total(self, components):
+        """Rewards [B], the weighted sums of their components [B, K], both float64. NaN means that a
+        response does not have this component; the reward of one without any is NaN, also beside a
+        penalty. Raises Refusal for a reward beyond LARGEST_REWARD."""
+        K = len(self.component_names)                        # after them, DAPO's penalty
+        values = components.nan_to_num(nan=0.0) * components.new_tensor(self.weights(components))
+        ungraded = components[:, :K].isnan().all(1)                                 # [B]
+        rewards = without_rounding(values[:, :K].sum(1), values[:, :K].abs().sum(1))    # [B]
+        rewards = rewards + values[:, K:].sum(1)                                    # [B]
+        if (rewards.abs() >= LARGEST_REWARD).any():
             raise Refusal(f"rewards from {rewards.min():g} to {rewards.max():g}: they must be "
                           f"below {LARGEST_REWARD:g} in size, or the sums of their squares "
                           "overflow")
-        return rewards
-
-    def weighted_sum(self, components, group_size):
-        """`total` without its check."""
-        K = len(self.component_names)                        # after them, DAPO's penalty
-        weights = self.weights(components)
-        if components.shape[1] == 1 and not components.isnan().any():
-            return components[:, 0] * weights[0]                                    # [B]
-        weights = torch.tensor(weights, dtype=torch.float64)                        # [K+]
-        parts = components.cpu()                             # some devices have no float64
-        values = as_decimals(parts).nan_to_num(nan=0.0) * weights                   # [B, K+]
-        missing = parts[:, :K].isnan().all(1)                                       # [B]
-        rewards = without_rounding(values[:, :K].sum(1), values[:, :K].abs().sum(1))    # [B]
-        rewards = rewards.masked_fill(missing, torch.nan)                           # [B]
-        rewards = with_group_mean(rewards, group_size) + values[:, K:].sum(1)       # [B]
-        return rewards.float().to(components.device)
+        return rewards.masked_fill(ungraded, torch.nan)
 
     def groups_with_signal(self, settings, rollout, parts):
         """Which groups of a rollout with these reward components [B, K] the --advantage learns
         from, [prompts] bool: see advantages.groups_with_signal."""
         G = rollout.group_size
         turns = {"turn_rewards": rollout.turn_rewards} if self.played else {}
-        return groups_with_signal(settings.advantage, self.total(parts, G), G,
+        return groups_with_signal(settings.advantage, self.total(parts), G,
                                   settings.scale_rewards, parts=parts, mask=rollout.mask,
                                   part_weights=self.weights(parts), **turns)        # [prompts]
 
@@ -138,7 +119,7 @@ class Task:
         """
         if self.verify:
             rewards = [float(self.verify(text, p)) for text, p in zip(texts, problems)]
-            return torch.tensor(rewards).view(-1, 1)
+            return torch.tensor(rewards, dtype=torch.float64).view(-1, 1)
         scores = [{} for _ in texts]
         for score, game in zip(scores, games):
             score["return"] = math.fsum(game.rewards)        # ten times 0.1 is 1
@@ -148,7 +129,7 @@ class Task:
             for score, some in zip(scores, parts):
                 score |= some
         return torch.tensor([[score.get(name, 0.0) for name in self.component_names]
-                             for score in scores])                                  # [B, K]
+                             for score in scores], dtype=torch.float64)             # [B, K]
 
     def uses_chat(self, tokenizer):
         """Whether prompts go through the tokenizer's chat template."""
@@ -191,6 +172,11 @@ class Task:
         first, = self.encode(tokenizer, self.train[:1])
         text = tokenizer.decode(first, skip_special_tokens=False)
         return "".join([*notes, f"first prompt, {len(first)} tokens: {text!r}"])
+
+
+def reward_dtype(device):
+    """The format of rewards: float64, or float32 on MPS, which has no other."""
+    return torch.float32 if device.type == "mps" else torch.float64
 
 
 def encode_prompt(task, tokenizer, problem):

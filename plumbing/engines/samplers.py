@@ -9,6 +9,7 @@ from plumbing.engines.wrapper import Wrapper
 from plumbing.parallel import processes
 from plumbing.refusal import Refusal
 from plumbing.speed.fast import FastSampler
+from plumbing.speed.graphs import Graphs
 from plumbing.speed.rollouts import concat
 from rollout import Sampler, StopStrings
 
@@ -21,11 +22,14 @@ def make_sampler(settings, policy, tokenizer, task, training=False):
     if ":" in (settings.sampler or ""):                      # FILE.py:CLASS
         name = settings.sampler
         file = Path(name.rpartition(":")[0]).resolve()
-        sampler = load_class(name, file, file.stat().st_mtime_ns)(*arguments)
+        changed = file.is_file() and file.stat().st_mtime_ns
+        sampler = load_class(name, file, changed)(*arguments)
     elif settings.plain:
         sampler = Sampler(*arguments)
     else:
         sampler = FastSampler(*arguments)
+        if settings.cuda_graphs and training and policy.device.type == "cuda":
+            sampler.graphs = Graphs()
     for feature in settings.features:
         sampler = feature.wrap_sampler(settings, sampler, training)
     return sampler

@@ -36,22 +36,26 @@ MAX_PACKED = 256  # longest packed row, in tokens: attention between responses i
 # ---------------------------------------------------------------------------------------- sampling
 
 class FastSampler(Sampler):
-    """A rollout.Sampler that calls fast_sample."""
+    """A rollout.Sampler that calls fast_sample. graphs: a graphs.Graphs, with which token steps are
+    replayed on a GPU; None: they are not."""
+
+    graphs = None
 
     def sample(self, prompts, group_size, uniforms=None, temperature=None, **options):
         temperature = self.temperature if temperature is None else temperature
         return fast_sample(self.policy, self.tokenizer, prompts, group_size, self.max_new_tokens,
-                           temperature, uniforms, self.stop, **options)
+                           temperature, uniforms, self.stop, graphs=self.graphs, **options)
 
 
 @torch.no_grad()
 def fast_sample(model, tokenizer, prompts, group_size, max_new_tokens, temperature=1.0,
-                uniforms=None, stop=(), limits=None, drop_every=None):
+                uniforms=None, stop=(), limits=None, drop_every=None, graphs=None):
     """rollout.sample, with equal rows computed once and ended rows dropped.
 
     drop_every   number of tokens between two searches for ended rows. At 1, responses of a group
                  that are equal so far share a row. None: 1 on a CPU; 16 on a GPU, where each search
                  synchronizes
+    graphs       see FastSampler; needs drop_every > 1
     """
     if not copies_rows(model.config):
         return plain.sample(model, tokenizer, prompts, group_size, max_new_tokens, temperature,
@@ -77,7 +81,7 @@ def fast_sample(model, tokenizer, prompts, group_size, max_new_tokens, temperatu
     limits = torch.full((B,), T, device=device) if limits is None else limits.to(device)   # [B]
     last = (prompts[1].sum(-1).repeat_interleave(G) + limits).max() - 1
     live = torch.arange(B, device=device)                            # [b] responses not yet dropped
-    rows = Rows(model, *prompts, prefix, G, last, share=drop_every == 1)
+    rows = Rows(model, *prompts, prefix, G, last, drop_every == 1, graphs, longest)
 
     for t in range(longest):
         logits = rows.logits[rows.source]                                           # [b, V]
@@ -106,9 +110,13 @@ def fast_sample(model, tokenizer, prompts, group_size, max_new_tokens, temperatu
 class Rows:
     """The n rows of the model while sampling; b >= n responses read them."""
 
-    def __init__(self, model, ids, mask, prefix, group_size, last, share):
+    def __init__(self, model, ids, mask, prefix, group_size, last, share, graphs, longest):
         """last: the largest position of a token. share: responses that are equal so far read the
-        same row; otherwise each has its own after the first token."""
+        same row; otherwise each has its own after the first token, and a step of graphs takes over.
+        longest: the largest number of tokens of a response."""
+        self.graphs = graphs
+        self.length = ids.shape[1] + longest
+        self.fixed = None                                      # a FixedStep, if it has taken over
         self.step_model = torch.inference_mode()(model.__call__)  # 7 % faster than under no_grad
         self.cache = make_cache(model.config)
         self.share = share
@@ -133,7 +141,7 @@ class Rows:
         # rows are copied if responses that read the same one differ from here on, or if at least a
         # tenth of them is no longer read: fewer do not pay for the copy
         splits = not self.separate and len(rows) > len(rows.unique())
-        if splits or len(rows) <= 0.9 * len(self.position):
+        if not self.fixed and (splits or len(rows) <= 0.9 * len(self.position)):
             self.cache.batch_select_indices(rows)
             self.attention = None if self.attention is None else self.attention[rows]
             self.source = source                                                    # [b]
@@ -143,11 +151,17 @@ class Rows:
     def step(self, token):
         """The forward of one token per response: token [b] -> self.logits [n, V]."""
         tokens = torch.zeros_like(self.position).scatter(0, self.source, token)     # [n]
+        if self.fixed:
+            self.logits = self.fixed(tokens)
+            return
         if self.attention is not None:
             self.attention = F.pad(self.attention, (0, 1), value=1)                # [n, .., P+t+1]
         self.logits = self.step_model(
             input_ids=tokens[:, None], attention_mask=self.attention, use_cache=True,
             position_ids=self.position[:, None], past_key_values=self.cache).logits[:, -1]
+        if self.graphs and not self.share:
+            self.fixed = self.graphs.fix(self, tokens)
+            self.graphs = None
         self.position = (self.position + 1).clamp(max=self.last)                    # [n]
 
 

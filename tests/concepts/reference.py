@@ -136,13 +136,6 @@ def masked(change, y, t):
     return min(y.sg.w[t], y.c["cap"]) * y.A[t] * y.logp[t]
 
 
-def kpop(y, t):                                                         # AReaL
-    p, mu = y.sg.p[t], y.mu[t]
-    if not y.low <= sign(y, t) * max(binary_kl(mu, p), binary_kl(p, mu)) <= y.high:
-        return 0.0
-    return min(y.sg.w[t], y.c["cap"]) * y.A[t] * y.logp[t]
-
-
 def sign(y, t):
     return 1 if y.sg.p[t] > y.mu[t] else -1
 
@@ -151,11 +144,6 @@ def binary_kl(p, q):
     """KL(p || q) of "this token or any other"."""
     rest, other = max(1 - p, 1e-8), max(1 - q, 1e-8)
     return p * log(p / q) + rest * log(rest / other)
-
-
-def ipo(y, t):                                                          # prime-rl
-    inside = y.low <= y.sg.p[t] - y.mu[t] <= y.high
-    return y.w[t] * y.A[t] * inside - y.c["tau"] * y.log_w[t] ** 2
 
 
 def rollout_is(y, t):                                                   # GLM-5 2602.15763
@@ -205,8 +193,6 @@ PAPERS = {
     "cispo": Paper(cispo, "token", 1.0, 0.28, "token-mean"),
     "dppo": Paper(dppo, "token", 0.2, 0.2, "token-mean", dict(cap=20), 0),
     "dppo_kl": Paper(dppo_kl, "token", 0.05, 0.05, "token-mean", dict(cap=20), 0),
-    "kpop": Paper(kpop, "token", 2.0, 2.0, "token-mean", dict(cap=20), 0),
-    "ipo": Paper(ipo, "token", 0.1, 0.1, "token-mean", dict(tau=1e-3), 0),
     "rollout_is": Paper(rollout_is, "token", 0.2, 0.28, "token-mean"),
     "dro": Paper(dro, "token", None, None, "token-mean", dict(beta=0.05)),
     "sapo": Paper(sapo, "token", None, None, "sequence-mean",
@@ -292,7 +278,7 @@ def objective(name, batch, *, epsilon=None, epsilon_high=None, reduction=None, c
         both = paper.epsilon_high if epsilon is None else epsilon       # TRL: epsilon alone is both
         high = paper.center + (both if epsilon_high is None else epsilon_high)
     c = paper.constants | (constants or {})
-    pulls = {key: 0 for key in ("tau", "beta") if key in c}             # towards the old policy
+    pulls = {key: 0 for key in ("beta",) if key in c}                   # towards the old policy
     lengths = batch.mask.sum(-1).tolist()
     loss, slopes, below, above = 0.0, torch.zeros(batch.mask.shape).double(), set(), set()
     for i, m, y in responses(batch):

@@ -1,11 +1,9 @@
 """gspo.py, the page: its numbers are those of the concept files, it needs none of them, and it
 runs. python -m pytest tests/concepts/test_gspo.py
 
-The shortened page runs in this process (runpy) on a copy with smaller constants; a slow test starts
-it as a reader does.
+The shortened page runs in this process (runpy), on a copy with smaller constants.
 """
 
-import importlib.util
 import math
 import re
 import runpy
@@ -21,7 +19,7 @@ import models
 import rollout
 from losses import policy_loss
 from reference import only, ragged
-from tiny_run import python, write
+from tiny_run import write
 
 PAGE = Path(gspo.__file__)
 SOURCE = PAGE.read_text(encoding="utf-8")
@@ -37,13 +35,6 @@ def shortened(source, **constants):
         source, count = re.subn(rf"\b{name} ?= ?[\d.e-]+(?=\D)", f"{name}={value}", source)
         assert count, name
     return source
-
-
-def load(path):
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def test_log_probs_are_those_of_one_response_at_a_time():
@@ -82,17 +73,6 @@ def test_the_page_is_a_page():
     lines = SOURCE.splitlines()
     code = [line for line in lines if line.strip() and not line.startswith("#")]
     assert len(code) <= 230 and len(lines) <= 260 and max(map(len, lines)) <= 100
-
-
-def test_the_teacher_differs_from_the_task_at_nines_alone():
-    for _ in range(200):
-        prompt, answer = gspo.running_sum(habit=1.0)
-        terms = [int(c) for c in prompt if c.isdigit()]
-        assert len(prompt) == 24 and 8 <= len(terms) <= 12
-        added = [8 if term == 9 else term for term in terms]
-        assert answer == ",".join(str(sum(added[:i + 1]) % 10) for i in range(len(terms))) + "."
-    prompt, answer = gspo.running_sum()
-    assert answer.endswith(str(sum(int(c) for c in prompt if c.isdigit()) % 10) + ".")
 
 
 @pytest.mark.parametrize("response, right", [
@@ -185,13 +165,11 @@ def test_a_model_whose_state_is_no_kv_cache_is_refused_in_a_line(kind, sizes, ca
     assert float(said[1]) > 0.1
 
 
-@pytest.mark.parametrize("template", [
-    None, "{% for m in messages %}<{{ m['content'] }}>{% endfor %}"])
-def test_the_page_trains_a_checkpoint_on_rows_of_a_file(tmp_path, monkeypatch, capsys, template):
+def test_the_page_trains_a_checkpoint_on_rows_of_a_file(tmp_path, monkeypatch, capsys):
     import datasets
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
     tokenizer = models.ascii_tokenizer()
-    tokenizer.chat_template = template
+    tokenizer.chat_template = "{% for m in messages %}<{{ m['content'] }}>{% endfor %}"
     checkpoint = models.saved(tmp_path / "model", tokenizer=tokenizer, num_hidden_layers=1)
     rows = tmp_path / "rows.jsonl"
     write(rows, '{"question": "What is 3 * 6?", "answer": "#### 18"}\n'
@@ -202,9 +180,3 @@ def test_the_page_trains_a_checkpoint_on_rows_of_a_file(tmp_path, monkeypatch, c
     assert capsys.readouterr().out.count("batch ") == 2
 
 
-@pytest.mark.slow
-def test_the_page_runs_alone_as_a_script(tmp_path):
-    """In a folder of its own, where no file of this project can be imported."""
-    short = shortened(SOURCE, **SHORT)
-    write(tmp_path / "gspo.py", short)
-    assert python("gspo.py", cwd=tmp_path).stdout.count("batch ") == 2

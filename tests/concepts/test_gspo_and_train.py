@@ -17,11 +17,8 @@ from safetensors.torch import load_file
 
 import gspo
 import train
-from moe import TinyMoE
 from plumbing.data.running_sum import builtin_tokenizer
-from plumbing.model import cold_start
-from rollout import draw, make_head
-from session.arguments import parse
+from rollout import draw
 from tiny_run import chance, metrics, read_json, write
 
 Q, G, T, MINI = 6, 4, 8, 3                       # T: of tiny_run.chance
@@ -129,20 +126,3 @@ def test_two_batches_of_the_page_and_of_train_py_give_the_same_weights(page, cap
     each = [[c / n for c, n in part] for part in (minis[:len(minis) // 2], minis[len(minis) // 2:])]
     shares = [m["clip_low"] + m["clip_high"] for m in logged]
     assert [sum(x) / len(x) for x in each] == pytest.approx(shares, abs=1e-6) and min(shares) > 0.1
-
-
-def test_the_sizes_of_the_two_policies_are_what_their_docstrings_say():
-    tokenizer = builtin_tokenizer("0123456789+=,. ")
-    config = cold_start.make_tiny_config(parse([]), tokenizer)
-    for policy, millions, layers in ((TinyMoE(config), 1.0, 4),
-                                     (gspo.tiny_policy(gspo.Characters()), 0.5, 2)):
-        count = sum(weight.numel() for weight in policy.parameters())
-        assert round(count / 1e6, 1) == millions and policy.config.num_hidden_layers == layers
-    assert "about a million parameters" in cold_start.make_tiny_config.__doc__
-    assert "half a million random weights" in gspo.tiny_policy.__doc__
-
-
-def test_bfloat16_rounds_a_logit_as_the_docstring_of_the_head_says():
-    logits = torch.linspace(8, 16, 10001)
-    assert round((logits.bfloat16().float() - logits).abs().max().item(), 2) == 0.03
-    assert "between 8 and 16 by up to 0.03" in " ".join(make_head.__doc__.split())

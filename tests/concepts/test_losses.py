@@ -4,15 +4,20 @@ python -m pytest tests/concepts/test_losses.py
 """
 
 import math
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 import torch
 
-from losses import (OBJECTIVES, STATISTICS, combine_stats, has_pull, high_entropy_mask, kl_penalty,
-                    mismatch_mask, mismatch_weight, policy_loss, token_weights, with_options)
-from reference import (BATCHES, G, L_MAX, PAPERS, Batch, clip, objective, only, ragged, responses,
-                       weight)
+import losses
+from losses import (OBJECTIVES, RATIOS, STATISTICS, Objective, Ratio, combine_stats,
+                    high_entropy_mask, kl_penalty, mismatch_mask, mismatch_weight, policy_loss,
+                    token_weights, with_options)
+from plumbing.refusal import Refusal
+from ratios import token_ratio
+from reference import BATCHES, G, L_MAX, PAPERS, Batch, objective, only, ragged, responses
+from session.arguments import parse
 
 REDUCTIONS = ["sequence-mean", "token-mean", "group-token-mean", "constant", "sequence-sum"]
 DUAL = ["ppo", "grpo", "dr_grpo", "dapo", "dapo_paper"]                # dual_clip is for these
@@ -28,7 +33,9 @@ class Got(NamedTuple):
 def ours(name, batch, *, reduction=None, mismatch=False, constants=None, dual_clip=None,
          off_policy_mask=None, **options):
     """policy_loss of a batch. The only place of this file that hands it options."""
-    row = with_options(name, constants, dual_clip=dual_clip, off_policy_mask=off_policy_mask)
+    row = OBJECTIVES[name]
+    row = with_options(name, constants=row.constants | (constants or {}),
+                       dual_clip=dual_clip, off_policy_mask=off_policy_mask)
     sizes = dict(group_size=min(G, len(batch.mask)), max_length=L_MAX)
     options = sizes | options
     if reduction:
@@ -135,11 +142,8 @@ def test_only_logp_gets_a_gradient(name):
 @every_objective
 def test_a_pull_is_a_gradient_where_the_advantage_is_0(name):
     """Zero-variance groups are left out of the updates of all others."""
-    pull = {"ipo": "tau", "dro": "beta"}.get(name)
-    if name in PAPERS:
-        assert has_pull(OBJECTIVES[name]) == bool(pull)
-    if pull:
-        assert not has_pull(with_options(name, {pull: 0.0}))
+    flat = ragged()._replace(A=0 * ragged().A)
+    assert OBJECTIVES[name].kind.pulls == ours(name, flat).gradient.any().item()
 
 
 @every_objective
@@ -153,14 +157,35 @@ def test_an_objective_says_whether_a_token_may_have_its_own_advantage(name):
 
 
 @every_objective
-def test_an_objective_says_whether_it_clips_s(name):
-    """log w of the tokens leaves the clip range, their mean does not."""
-    row = OBJECTIVES[name]
-    if name in PAPERS:
-        assert row.clips_s == (name in ("gspo", "gspo_token", "luspo"))
-    if row.clips_s:
-        w = torch.tensor([[9.0, -4.0, -4.0]]) * row.epsilon_high / 1.5
-        assert ours(name, small(w - 1, [[-1.0] * 3], [1.0])).stats["clip_high"] == 0
+def test_a_token_can_be_left_out_if_the_ratio_is_per_token_and_is_refused_if_not(name):
+    batch = ragged()._replace(mismatch=(torch.arange(10) % 2).double().expand(16, 10))
+    if OBJECTIVES[name].per_token:
+        assert (ours(name, batch, mismatch=True).gradient[:, ::2] == 0).all()
+        return
+    for flag in ("--entropy_quantile 0.5", "--mismatch_mask token"):
+        with pytest.raises(Refusal, match="as in gspo_token"):
+            parse(f"--algorithm {name} {flag}".split())
+
+
+def test_an_objective_says_whether_it_clips_a_mean_over_tokens():
+    found = {name for name, row in OBJECTIVES.items() if row.clips_s}
+    assert found & {*PAPERS} == {"gspo", "gspo_token", "luspo"}
+
+
+def test_a_ratio_of_a_readers_own_decides_the_statistics(monkeypatch):
+    """The largest w of a response, one of which is outside where s is inside."""
+    def largest(logp, old_logp, mask):
+        return token_ratio(logp, old_logp, mask).masked_fill(~mask, 0.0).amax(-1)    # [B]
+    monkeypatch.setitem(RATIOS, "largest", Ratio(largest, "response"))
+    monkeypatch.setitem(OBJECTIVES, "mine", Objective("largest", "min", 0.2, 0.2, "sequence-mean"))
+    w = torch.tensor([[1.5, 0.5], [1.1, 0.9], [0.7, 0.6], [1.1, 0.3]])
+    batch = small(w.log() - 2, torch.full((4, 2), -2.0), [1.0, 1.0, -1.0, -1.0])
+    stats = ours("mine", batch).stats
+    names = "clip_low clip_high signal_below signal_above signal_own_below signal_own_above".split()
+    assert [stats[name] for name in names] == [0.25] * 6
+    assert not OBJECTIVES["mine"].clips_s
+    with pytest.raises(ValueError, match="mine takes advantages of shape"):
+        ours("mine", batch._replace(A=torch.ones(4, 2)))
 
 
 @every_objective
@@ -222,25 +247,12 @@ def test_ratios_that_overflow_float32_leave_no_nan(name):
     assert math.isfinite(got.loss) and got.gradient.isfinite().all()
 
 
-def test_a_statistic_is_combined_as_the_table_says_or_refused(monkeypatch):
-    parts = [{key: torch.tensor(x) for key, x in dict(tokens=n, odd=v, most=v, all=v).items()}
-             for n, v in ((1, 0.0), (3, 1.0))]
-    for name, how in (("odd", "tokens"), ("most", "max"), ("all", "sum")):
-        monkeypatch.setitem(STATISTICS, name, how)
-    combined = {key: x.item() for key, x in combine_stats(parts).items()}
-    assert combined == dict(tokens=4, odd=0.75, most=1, all=1)
-    monkeypatch.setitem(STATISTICS, "odd", "token")
-    with pytest.raises(ValueError, match="statistic odd .* has the value 'token' in losses.STAT"):
-        combine_stats(parts)
-
-
 def test_every_statistic_of_the_loss_has_an_entry_and_every_entry_a_statistic():
     assert ours("grpo", ragged()).stats.keys() == STATISTICS.keys()
 
 
 @pytest.mark.parametrize("name", ["gspo", "grpo", "gmpo", "reinforce", "dppo"])
 def test_where_the_responses_with_an_advantage_stand(name):
-    """Against a loop in float64; halves of the batch combine to the statistics of all of it."""
     batch = ragged()
     batch = batch._replace(A=batch.A.clone().index_fill_(0, torch.tensor([1]), 0.0))
     row = OBJECTIVES[name]
@@ -258,63 +270,24 @@ def test_where_the_responses_with_an_advantage_stand(name):
     center = sum(log_s) / len(rows)
     expected = [len(rows), center, sum((x - center) ** 2 for x in log_s) / len(rows),
                 *(sum(share) / len(rows) for share in shares)]
-    stats = [ours(name, part).stats for part in (batch, halved(batch, 0), halved(batch, 1))]
+    stats = ours(name, batch).stats
     names = [key for key in STATISTICS if key.startswith("signal_") and key != "signal_tokens"]
-    assert [stats[0][key] for key in names] == pytest.approx(expected, rel=1e-4, abs=1e-6)
-    combined = combine_stats([{key: torch.tensor(x) for key, x in part.items()}
-                              for part in stats[1:]])
-    assert [combined[key].item() for key in names] == pytest.approx(expected, rel=1e-4, abs=1e-6)
+    assert [stats[key] for key in names] == pytest.approx(expected, rel=1e-4, abs=1e-6)
 
 
-def halved(batch, half):
-    """Every second response."""
-    return type(batch)(*(x if x is None else x[half::2] for x in batch))
-
-
-def test_gspo_is_gspo_token_under_equal_advantages():
-    batch = ragged()
-    gspo = ours("gspo", batch)
-    for A in (batch.A, torch.where(batch.mask, batch.A[:, None], math.nan)):    # [B], [B, T]
-        token = ours("gspo_token", batch._replace(A=A))
-        assert token.loss == pytest.approx(gspo.loss) and token.stats == gspo.stats
-        torch.testing.assert_close(token.gradient, gspo.gradient, rtol=1e-12, atol=0)
-
-
-@pytest.mark.parametrize("name", [n for n in PAPERS if PAPERS[n].reduction in REDUCTIONS[:2]
-                                  and n != "sequence_is"])
-def test_at_ratio_1_the_family_has_one_gradient(name):
-    batch = ragged()._replace(logp=ragged().old_logp, shift=torch.ones(16, 10).double())
-    of_the_reduction = {"sequence-mean": "grpo", "token-mean": "dapo"}[PAPERS[name].reduction]
-    gradients = [ours(n, batch).gradient for n in (name, of_the_reduction)]
-    torch.testing.assert_close(*gradients, rtol=1e-7, atol=0)
-
-
-INTELLECT, MINI = dict(dual_clip=1.6), dict(epsilon_high=0.27, mismatch=True)
-ICE = dict(epsilon=0.5, epsilon_high=4.0)
-# name, options, and the weight that another paper gives w·A·∇log π of a token: how they call it
-OTHERS = {
-    # the cap before the minimum instead of after it: the same for a clip range below it
-    "INTELLECT-2's delta": ("grpo", INTELLECT, "sequence-mean", lambda w, a, rho:
-                            w <= (1.2 if a > 0 else 1.6) and (a > 0 or w >= 0.8)),
-    # MiniRL 2512.01374: PPO's mask of one side, summed over tokens
-    "MiniRL": ("grpo", MINI, "sequence-sum", lambda w, a, rho:
-               rho * (w <= 1.27 if a > 0 else w >= 0.8)),
-    "IcePop": ("rollout_is", ICE, "token-mean", lambda w, a, rho: 0.5 < w < 5),
-}
-
-
-@pytest.mark.parametrize("paper", OTHERS)
-def test_what_other_papers_call_otherwise_is_an_objective_with_options(paper):
-    name, options, reduction, kept = OTHERS[paper]
-    batch = ragged()
-    lengths = batch.mask.sum(-1).tolist()
-    expected = torch.zeros(batch.mask.shape).double()
-    for i, t in batch.mask.nonzero().tolist():
-        w, a = math.exp(batch.logp[i, t] - batch.old_logp[i, t]), batch.A[i].item()
-        share = kept(w, a, batch.mismatch[i, t].item()) * weight(lengths, i, reduction)
-        expected[i, t] = -share * w * a
-    got = ours(name, batch, reduction=reduction, **options)
-    torch.testing.assert_close(got.gradient, expected, rtol=1e-6, atol=1e-9)
+@pytest.mark.parametrize("written, wrong", [
+    ("torch.min(ratio * A, ratio.clamp(low, high) * A)", ("ppo", "grpo", "gspo", "luspo")),
+    ("(x < low) & (A < 0), (x > high) & (A > 0)", ())])
+def test_the_table_that_losses_py_prints_marks_statistics_that_are_not_those_of_the_gradient(
+        written, wrong, capsys):
+    """With a clip that stops every gradient outside of the range, and with the clip as it is."""
+    file = Path(losses.__file__)
+    source = file.read_text(encoding="utf-8")
+    assert source.count(written) == 1
+    changed = source.replace(written, "ratio.clamp(low, high) * A") if wrong else source
+    exec(compile(changed, file, "exec"), {"__name__": "__main__"})
+    marked = {line.split()[0] for line in capsys.readouterr().out.splitlines() if " but " in line}
+    assert marked >= {*wrong} and bool(marked) == bool(wrong)
 
 
 # ------------------------------------------------------------------------------------------- KL
@@ -386,32 +359,25 @@ def test_k3_keeps_its_digits_where_the_policies_almost_agree():
 LOW, HIGH = 0.6, 1.4
 
 
-JUDGED = {  # what is compared with the bounds at each token of a response
+LEVELS = {  # what is compared with the bounds at each token of a response
     "token": lambda y: y.w, "seq": lambda y: [y.product] * len(y.w),
-    "geo": lambda y: [y.s] * len(y.w)}
+    "geo": lambda y: [y.s] * len(y.w),
+    "outlier": lambda y: [max(y.w, key=lambda w: abs(w - 1), default=1)] * len(y.w)}
 
 
-@pytest.mark.parametrize("mode", [f"{level}_{action}" for level in JUDGED
-                                  for action in ("truncate", "mask")])
-def test_mismatch_weights_equal_a_loop(mode):
+@pytest.mark.parametrize("level", LEVELS)
+def test_mismatch_weights_and_masks_equal_a_loop(level):
     logp, sampler_logp, _, mask, *_ = ragged()
-    got = mismatch_weight(logp.requires_grad_(), sampler_logp, mask, mode, LOW, HIGH)
-    level, action = mode.split("_")
+    case = logp.requires_grad_(), sampler_logp, mask, level
+    kept = mismatch_mask(*case, LOW, HIGH)
+    weights = mask.double() if level == "outlier" else mismatch_weight(*case, HIGH)
     for i, m, y in responses(ragged()):
-        judged = JUDGED[level](y)
-        value = y.w if mode == "geo_mask" else judged                   # geo_mask: ρ_t
-        expected = [x * (LOW <= j <= HIGH) if action == "mask" else clip(x, LOW, HIGH)
-                    for x, j in zip(value, judged)]
-        assert got[i][m].tolist() == pytest.approx(expected)
-    assert (got[~mask] == 0).all() and not got.requires_grad
-
-
-def test_an_outlier_drops_its_whole_response():
-    logp, sampler_logp, _, mask, *_ = ragged()
-    kept = mismatch_mask(logp.requires_grad_(), sampler_logp, mask, "outlier", LOW, HIGH)
-    for i, m, y in responses(ragged()):
-        assert kept[i].equal(m & all(LOW <= w <= HIGH for w in y.w))
-    assert 0 < kept.sum() < mask.sum() and not kept.requires_grad
+        rho = LEVELS[level](y)
+        assert kept[i][m].tolist() == [LOW <= x <= HIGH for x in rho]
+        assert level == "outlier" or weights[i][m].tolist() == pytest.approx(
+            [min(x, HIGH) for x in rho])
+    assert (weights[~mask] == 0).all() and not weights.requires_grad
+    assert 0 < kept.sum() < mask.sum() and not kept[~mask].any()
 
 
 MASKS = [ragged().mask, torch.ones(1, 1).bool(), torch.ones(1, 2).bool(), torch.ones(3, 333).bool()]
@@ -427,29 +393,18 @@ def test_high_entropy_tokens_are_those_from_torchs_quantile_on(mask, quantile):
     assert not high_entropy_mask(entropy, mask & False, quantile).any()
 
 
-@pytest.mark.slow
-def test_more_than_two_to_the_24_tokens_have_a_quantile():
-    entropy = torch.rand(2**12, 2**12 + 1, generator=torch.Generator().manual_seed(0))
-    kept = high_entropy_mask(entropy, torch.ones_like(entropy, dtype=torch.bool), 0.8)
-    assert kept.float().mean().item() == pytest.approx(0.2, abs=1e-3)
-
-
 # -------------------------------------------------------------------------------------- errors
 
 WIDE = torch.ones(16, 10)
-REFUSED = [  # objective, what is changed, what the message says
-    ("grpo", dict(A=WIDE[:15, 0]), r"advantages has shape \[15\], mask \[16, 10\]: grpo takes"
-                                   r" advantages of shape \[B\]"),
-    ("gspo", dict(A=WIDE), r"advantages has shape \[16, 10\].*gspo takes advantages of shape"
-                           r" \[B\].*ratio per token"),
-    ("rspo", dict(router_shift=None), "router_shift is missing: rspo"),
+REFUSED = [  # objective, what is changed, what the message names
+    ("grpo", dict(A=WIDE[:15, 0]), "advantages has shape"),
+    ("gspo", dict(A=WIDE), "ratio per token"),
+    ("rspo", dict(router_shift=None), "router_shift is missing"),
     ("dr_grpo", dict(max_length=None), "max_length is None"),
     ("dapo_paper", dict(group_size=None), "group_size is None"),
-    ("dapo_paper", dict(group_size=3), r"group_size is 3, mask \[16, 10\]"),
-    ("grpo", dict(weights=WIDE[:, :1]), r"weights is \[16, 1\] but mask is \[16, 10\]"),
-    ("grpo", dict(factors=WIDE[:, 0]), r"factors is \[16\]"),
-    ("sapo", dict(constants={"tau": 1.0}),
-     "sapo's constant 'tau' is unknown; known: tau_positive, tau_negative"),
+    ("dapo_paper", dict(group_size=3), "group_size is 3"),
+    ("grpo", dict(weights=WIDE[:, :1]), "weights is"),
+    ("grpo", dict(factors=WIDE[:, 0]), "factors is"),
 ]
 
 

@@ -2,12 +2,10 @@
 tools/export.py prints for it. python -m pytest tests/concepts/test_losses_against_trl.py
 
 `GRPOTrainer._compute_loss` and `GMPOTrainer._compute_loss` run unchanged on a stand-in for `self`,
-made of a GRPOConfig and a forward pass that returns our log-probs. TRL has no reinforce,
-dapo_paper, gspo_token, rspo or sequence_is here.
+made of a GRPOConfig and a forward pass that returns our log-probs.
 """
 
 import os
-import random
 from collections import defaultdict
 from types import SimpleNamespace
 
@@ -18,18 +16,18 @@ import reference
 from features.mismatch import mismatch_correction
 from losses import high_entropy_mask, kl_penalty, policy_loss, token_weights
 from reference import L_MAX
-from session.arguments import ALGORITHMS, parse
+from session.arguments import parse
+from tools.export import translate
 
 os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
-pytest.importorskip("trl", minversion="1.16", reason="trl is missing: pip install trl==1.16.0 to "
-                                                     "compare with its losses")
+pytest.importorskip("trl", minversion="1.16", reason="pip install trl==1.16.0")
+from trl import GRPOConfig  # noqa: E402
 from trl.experimental.gmpo.gmpo_trainer import GMPOTrainer  # noqa: E402
 from trl.trainer.grpo_trainer import GRPOTrainer  # noqa: E402
-from tools import export  # noqa: E402
 
 B, T, G = 12, 10, 4
 SIZES = (f"--prompts_per_step 6 --num_generations {G} --steps_per_generation 2 "
-         f"--max_completion_length {L_MAX} ")
+         f"--max_completion_length {L_MAX}")
 
 
 def mini_batch(empty=()):
@@ -57,18 +55,11 @@ def our_loss(args, batch):
     loss, _ = policy_loss(args.row, logp, old_logp, A, mask, epsilon=args.epsilon,
                           epsilon_high=args.epsilon_high, weights=weights,
                           factors=mismatch_correction(args, old_logp, rollout))
-    if args.beta and args.advantage != "reinforce_plus_plus":
-        kl = kl_penalty(logp, old_logp - 0.2, mask, args.kl_estimator, old_logp)
+    if args.beta:
+        kl = kl_penalty(logp, old_logp - 0.2, mask)
         loss = loss + args.beta * (weights * kl).sum()
     entropy = (token_weights(mask, "token-mean") * -0.3 * logp).sum()
     return loss - args.entropy_coef * entropy
-
-
-def trl_config(text, **more):
-    """The GRPOConfig that an export prints, with more fields."""
-    from trl import GRPOConfig
-    make = SimpleNamespace(GRPOConfig=lambda **fields: GRPOConfig(**fields | more))
-    return eval(text, {"trl": make})
 
 
 def gradient(loss, batch):
@@ -80,22 +71,6 @@ def assert_same(ours, theirs, batch):
     torch.testing.assert_close(gradient(ours, batch), gradient(theirs, batch), rtol=1e-5,
                                atol=1e-10)
     assert gradient(ours, batch).any()
-
-
-def drawn(seed, start, table):
-    """A line of random flags that the command line accepts: any algorithm, and each flag of a table
-    {flag: values} in a fifth of the lines."""
-    rng = random.Random(seed)
-    while True:
-        line = f"--algorithm {rng.choice([*ALGORITHMS])} {start}"
-        for name, values in table.items():
-            if rng.random() < 0.2:
-                line += f" --{name} {rng.choice(values)}"
-        try:
-            parse(line.split())
-            return line
-        except ValueError:
-            pass
 
 
 # -------------------------------------------------------------------------- TRL's own code
@@ -145,71 +120,45 @@ def trl_loss(config, batch, trainer_class=GRPOTrainer):
 
 def vllm_ratio(config, mask):
     """importance_sampling_ratio as GRPOTrainer._generate_and_score_completions makes it."""
-    level, action = config.vllm_importance_sampling_mode.split("_")
     log_ratio = gap() * mask                                                        # [B, T]
-    if level == "sequence":
+    if config.vllm_importance_sampling_mode == "sequence_truncate":
         log_ratio = log_ratio.sum(-1, keepdim=True)                                 # [B, 1]
-    ratio, low = log_ratio.exp(), config.vllm_importance_sampling_clip_min
-    high = config.vllm_importance_sampling_clip_max
-    if action == "truncate":
-        return ratio.clamp(min=low, max=high)
-    return ratio.masked_fill((ratio < low) | (ratio > high), 0.0)
+    return log_ratio.exp().clamp(max=config.vllm_importance_sampling_clip_max)
 
 
-@pytest.fixture
-def printed(capsys, tmp_path, task_once):
-    """printed("--flags", field=value): (the text of the export, its GRPOConfig with these fields);
-    None for a config that TRL does not have."""
-    def of(line, **more):
-        export.main(["trl", *line.split()])
-        text = capsys.readouterr().out
-        if text.startswith("# no equivalent"):
-            assert text.count("\n") == 1
-            return text, None
-        return text, trl_config(text, output_dir=str(tmp_path), use_cpu=True, **more)
-    return of
-
-
-DRAWN = {"reduction": ["sequence-mean", "token-mean", "sequence-sum"],
-         "epsilon": ["0.1"], "epsilon_high": ["0.15"], "dual_clip": ["1.2", "3"], "beta": ["0.3"],
-         "kl_estimator": ["k2", "k3_is"], "entropy_coef": ["0.05"], "off_policy_mask": ["0.05"],
-         "mismatch": ["token_truncate", "seq_truncate", "geo_truncate"], "mismatch_high": ["6"],
-         "mismatch_mask": ["token", "seq"], "router_aux_loss_coef": ["0.1"],
-         "overlong_cache": ["0"], "dynamic_sampling": ["false"], "old_logp": ["sampler"],
-         "mask_truncated_completions": ["true"], "micro_batch_size": ["4", "6"]}
 OWN = ["grpo", "dr_grpo", "dapo --overlong_cache 0 --dynamic_sampling false", "gspo", "luspo",
        "cispo", "sapo", "vespo", "grpo --epsilon_high 0.27", "grpo --dual_clip 1.5",
        "cispo --epsilon_high 4"]                 # GSPO's baseline; ScaleRL's cap of 5
-ADDED = ["--off_policy_mask 0.001", "--beta 0.3", "--micro_batch_size 4"]
-KNOWN = [f"--algorithm {own} {more}" for own in OWN for more in ("", *ADDED)]
-KNOWN += [f"--algorithm {own} --mismatch token_truncate" for own in OWN if "vespo" not in own]
-KNOWN += ["--algorithm grpo --beta 0.3 --kl_estimator k3_is", "--algorithm gspo --mismatch "
-          "seq_truncate", *(f"--algorithm grpo --entropy_coef 0.05{more}"
-                           for more in ("", " --micro_batch_size 4"))]
+ADDED = ["", "--off_policy_mask 0.001", "--beta 0.3 --micro_batch_size 4", "--entropy_coef 0.05"]
+BY_HAND = dict(use_vllm=True, vllm_importance_sampling_correction=True,
+               vllm_importance_sampling_clip_max=2.0)        # what export.py does not translate
+CASES = [(own, more, {}) for own in OWN for more in ADDED]
+CASES += [(name, f"--mismatch {ours}_truncate",
+           BY_HAND | dict(vllm_importance_sampling_mode=f"{theirs}_truncate"))
+          for name, ours, theirs in (("grpo", "token", "token"), ("cispo", "token", "token"),
+                                     ("gspo", "seq", "sequence"))]
 
 
-@pytest.mark.parametrize("line", [*KNOWN, *range(60)])
-def test_a_printed_config_is_the_same_loss_or_there_is_one_line_why_not(line, printed):
-    """Value and every gradient of a mini-batch, some in micro-batches. TRL has what is KNOWN; a
-    number is the seed of random flags."""
-    known = line in KNOWN
-    line = f"{line} {SIZES}" if known else drawn(line, SIZES, DRAWN)
-    text, config = printed(line)
-    assert config or not known, text
-    if config is None:
-        return
+def configured(line, folder, **more):
+    """(our settings, TRL's) of a command line, TRL's with `more` fields."""
+    settings = parse(f"--algorithm {line} {SIZES}".split())
+    config, missing = translate(settings)
+    assert not missing or more
+    return settings, GRPOConfig(**config | more, output_dir=str(folder), use_cpu=True)
+
+
+@pytest.mark.parametrize("own, added, more", CASES)
+def test_a_printed_config_is_the_same_loss(own, added, more, tmp_path, task_once):
+    """Value and every gradient of a mini-batch, some in micro-batches."""
+    settings, config = configured(f"{own} {added}", tmp_path, **more)
     batch = mini_batch(empty=(3, 8))             # as --mask_truncated_completions makes them
-    our, their = our_loss(parse(line.split()), batch), trl_loss(config, batch)
-    if "# entropy bonus: TRL takes the mean over the tokens of each micro-batch" in text:
-        assert (gradient(our, batch) - gradient(their, batch)).abs().max() > 1e-5
-        return
-    assert_same(our, their, batch)
+    assert_same(our_loss(settings, batch), trl_loss(config, batch), batch)
 
 
-def test_gmpo_is_trls(printed):
-    _, config = printed(f"--algorithm grpo --epsilon 0.4 {SIZES}", epsilon_high=None)
-    batch, args = mini_batch(), parse(f"--algorithm gmpo {SIZES}".split())
-    assert_same(our_loss(args, batch), trl_loss(config, batch, GMPOTrainer), batch)
+def test_gmpo_is_trls(tmp_path, task_once):
+    _, config = configured("grpo --epsilon 0.4", tmp_path, epsilon_high=None)
+    settings, batch = parse(f"--algorithm gmpo {SIZES}".split()), mini_batch()
+    assert_same(our_loss(settings, batch), trl_loss(config, batch, GMPOTrainer), batch)
 
 
 def test_the_top_fifth_by_entropy_is_trls():

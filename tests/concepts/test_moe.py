@@ -12,7 +12,6 @@ from transformers import AutoModelForCausalLM, DynamicCache
 
 import models
 from moe import TinyMoE
-from plumbing.speed.experts import AllExperts
 from tiny_run import read_json
 
 V = 19
@@ -71,9 +70,10 @@ def test_logits_and_every_gradient_equal_transformers(changes):
             (found.log_softmax(-1) * factors).sum().backward()
         ours, theirs = (dict(model.named_parameters()) for model in both)
         assert ours.keys() == theirs.keys()
+        largest = max(weight.grad.norm() for weight in theirs.values())
         for name, weight in ours.items():
-            gradient = theirs[name].grad
-            assert (weight.grad - gradient).norm() <= 1e-4 * gradient.norm(), name
+            gap = (weight.grad - theirs[name].grad).norm()
+            assert gap <= 1e-4 * theirs[name].grad.norm() + 1e-6 * largest, name
 
 
 def test_positions_are_derived_from_the_mask_or_given():
@@ -120,19 +120,6 @@ def test_a_cache_is_made_when_asked_for_and_the_head_can_be_limited():
     assert tiny(IDS).past_key_values is None
     hidden = tiny.base_model(input_ids=IDS).last_hidden_state
     assert torch.equal(tiny.get_output_embeddings()(hidden), logits)
-
-
-def test_all_experts_at_once_are_the_chosen_ones_one_by_one():
-    experts = make().model.layers[0].mlp.experts
-    x = torch.randn(23, experts.down_proj.shape[1])                                 # [N, D]
-    gates, indices = torch.rand(23, len(experts.down_proj)).topk(2, -1)             # [N, K]
-    found = []
-    for way in (experts, AllExperts(experts)):               # the same parameters
-        given = x.clone().requires_grad_(), gates.clone().requires_grad_()
-        y = way(*given, indices)
-        found.append([y, *torch.autograd.grad(y.square().sum(), [*given, *experts.parameters()])])
-    for one, other in zip(*found):
-        assert (one - other).abs().max() <= 1e-6 * other.abs().max()
 
 
 # ------------------------------------------------------------------------------------ checkpoints
@@ -187,12 +174,11 @@ def reconfigured(**values):
 EXPERT = "model.layers.1.mlp.experts.2.gate_proj.weight"
 LINEAR = dict(rope_type="linear", factor=2.0, rope_theta=1e4)
 BAD = {
-    "an expert missing": (edited(lambda w: w.pop(EXPERT)), "some experts' weights are missing"),
+    "an expert missing": (edited(lambda w: w.pop(EXPERT)), None),
     "misshapen": (edited(lambda w: w.update({"model.norm.weight": torch.ones(5)})), "norm.weight"),
-    "an expert misshapen": (edited(lambda w: w.update({EXPERT: torch.ones(5, 32)})),
-                            "some experts' weights are missing"),
+    "an expert misshapen": (edited(lambda w: w.update({EXPERT: torch.ones(5, 32)})), None),
     "left over": (edited(lambda w: w.update({"model.layers.7.x": torch.ones(5)})), "layers.7.x"),
-    "another architecture": (reconfigured(model_type="mixtral"), "model.layers.0"),
+    "another architecture": (reconfigured(model_type="mixtral"), "not 'mixtral'"),
     "RoPE scaling": (reconfigured(rope_parameters=LINEAR), "'linear'"),
     "sliding window": (reconfigured(use_sliding_window=True, sliding_window=4),
                        "sliding_window 4"),
@@ -200,20 +186,10 @@ BAD = {
 
 
 @pytest.mark.parametrize("damage, words", BAD.values(), ids=BAD)
-def test_a_bad_checkpoint_ends_the_script_in_one_line(damage, words, tmp_path, refused):
-    """No weight is ever filled in with random numbers. What is wrong with any family's folder:
-    tests/run/test_bad_arguments.py."""
-    folder = tmp_path / "checkpoint"
-    make().save_pretrained(folder)
-    damage(folder)
-    said = refused("--output_dir run --model_name_or_path", folder)
-    assert said.startswith(f"train.py: --model_name_or_path {folder}") and words in said
-
-
-def test_the_class_itself_refuses_what_it_cannot_be(tmp_path):
+def test_no_weight_of_a_bad_checkpoint_is_filled_in_with_random_numbers(damage, words, tmp_path):
     make().save_pretrained(tmp_path)
-    reconfigured(model_type="mixtral")(tmp_path)
-    with pytest.raises(ValueError, match="reads model_type 'qwen3_moe', not 'mixtral'"):
+    damage(tmp_path)
+    with pytest.raises((ValueError, RuntimeError), match=words):
         TinyMoE.from_pretrained(tmp_path)
 
 

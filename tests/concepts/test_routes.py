@@ -150,21 +150,6 @@ def test_gradient_checkpointing_replays_the_same_routes(family):
         assert torch.allclose(a, b, atol=1e-5 * max(1, a.abs().max()))
 
 
-def test_backward_outside_the_block_is_refused_only_with_gradient_checkpointing():
-    model, inputs = make().train(), batch()
-    routes, _ = record(model, **inputs)
-    with replay_routes(model, routes):
-        loss = model(**inputs).logits.sum()
-    loss.backward()
-    checkpoint_activations(model)
-    with pytest.raises(ValueError, match="call it inside the block"):
-        with replay_routes(model, routes):
-            model(**inputs).logits.sum()
-    replay(model, routes, **inputs)
-    with replay_routes(model.eval(), routes):
-        model(**inputs)
-
-
 def test_the_router_learns_under_replay_also_about_experts_it_would_no_longer_choose():
     model, inputs = make().double(), batch(padded=False)
     routes, _ = record(model, **inputs)
@@ -185,16 +170,6 @@ def test_the_router_learns_under_replay_also_about_experts_it_would_no_longer_ch
     for e in (lost, (lost + 1) % E):
         slope = ((loss(e, h) - loss(e, -h)) / (2 * h)).item()
         assert weight.grad[e, 0].item() == pytest.approx(slope, rel=2e-3) and slope
-
-
-def test_recording_around_replay_shows_the_routers_own_choice():
-    model, inputs = make(), batch(padded=False)
-    routes, _ = record(model, **inputs)
-    moved(model)
-    with torch.no_grad(), record_routes(model) as own, replay_routes(model, routes):
-        model(**inputs)
-    assert torch.equal(own.indices, own.logits.softmax(-1).topk(K, -1).indices)
-    assert not torch.equal(own.indices, routes.indices)
 
 
 def test_recorded_logits_carry_their_gradient():
@@ -256,10 +231,8 @@ def test_router_shift_equals_a_loop(floor):
             total += sum(abs(q[e] - p[e]) for e in old[layer, b, s].tolist()) / K
         expected = max(math.exp(-total / 3), floor) if MASK[b, s] else 1.0
         assert gamma[b, s].item() == pytest.approx(expected, rel=1e-5)
-    assert (router_shift(old_logits, old_logits, old) == 1).all()
-    assert (router_shift(old_logits, new_logits, old) >= 0.8).all()
     half = router_shift(old_logits.bfloat16(), new_logits.bfloat16(), old)
-    assert half.dtype == torch.float32
+    assert half.dtype == torch.float32 and (half >= 0.8).all()
 
 
 def balance(logits, mask, indices, **options):
@@ -297,35 +270,23 @@ def times(n):
     return lambda routes: Routes(routes.passes * n)
 
 
-UNFIT = {  # what became of the routes, how many forwards replay them, what the line says
-    "rows and places swapped": (both(lambda x: x.transpose(1, 2)), 1,
-                                "(4, 9, 2, 6) here, (9, 4, 2, 6) recorded"),
-    "fewer experts per token": (altered(lambda x: x[..., :1]), 1, "(4, 9, 1, 6) recorded"),
-    "more experts": (altered(logits=lambda x: torch.cat([x, x], -1)), 1, "(4, 9, 2, 12) recorded"),
-    "no routes": (times(0), 1, "3 routers, but [] are recorded"),
-    "not all used": (times(2), 1, "1 of 2 forwards"),
-    "never used": (times(1), 0, "0 of 1 forwards"),
-    "too few": (times(2), 3, "more forwards than the 2 recorded"),
-}
+UNFIT = {  # what became of the routes, and how many forwards replay them
+    "rows and places swapped": (both(lambda x: x.transpose(1, 2)), 1),
+    "fewer experts per token": (altered(lambda x: x[..., :1]), 1),
+    "more experts": (altered(logits=lambda x: torch.cat([x, x], -1)), 1),
+    "no routes": (times(0), 1), "not all used": (times(2), 1), "never used": (times(1), 0),
+    "too few": (times(2), 3)}
 
 
-@pytest.mark.parametrize("change, forwards, words", UNFIT.values(), ids=UNFIT)
-def test_routes_that_do_not_fit_are_refused(change, forwards, words):
+@pytest.mark.parametrize("change, forwards", UNFIT.values(), ids=UNFIT)
+def test_routes_that_do_not_fit_are_refused(change, forwards):
     model, inputs = make(), batch()
     routes = change(record(model, **inputs)[0])
-    with pytest.raises(ValueError) as caught, torch.no_grad(), replay_routes(model, routes):
+    with pytest.raises(ValueError, match="replay_routes"), torch.no_grad(), \
+            replay_routes(model, routes):
         for _ in range(forwards):
             model(**inputs)
-    assert words in str(caught.value) and "\n" not in str(caught.value) and not hooks(model)
-
-
-def test_with_gradient_checkpointing_two_forwards_are_refused():
-    model, inputs = make(), batch()
-    two = times(2)(record(model, **inputs)[0])
-    checkpoint_activations(model.train())
-    with pytest.raises(ValueError, match="with gradient checkpointing, record one"):
-        with replay_routes(model, two):
-            sum(model(**inputs).logits.sum() for _ in range(2)).backward()
+    assert not hooks(model)
 
 
 class OtherRouter(torch.nn.Module):
@@ -358,10 +319,3 @@ def test_a_model_without_known_routers_is_refused_by_name(model, act, words):
         act(model(), **batch())
 
 
-def test_reading_several_forwards_as_one_is_refused():
-    for routes in (Routes(), Routes([None, None])):
-        with pytest.raises(ValueError, match=f"{len(routes.passes)} forwards, not one"):
-            routes.indices
-    routes, _ = record(make(), **batch())
-    with pytest.raises(ValueError):
-        join_routes([routes, times(2)(routes)])

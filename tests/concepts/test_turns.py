@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 
-from advantages import (as_decimals, estimate_advantages, gae, group_advantages,
+from advantages import (estimate_advantages, gae, group_advantages,
                         groups_with_signal, has_signal, reward_turns, turn_leave_one_out,
                         turn_returns)
 from ratios import turn_numbers
@@ -76,22 +76,22 @@ def test_a_turn_is_a_run_of_loss_tokens(row, numbers):
 
 @pytest.mark.parametrize("scale", ["group", "batch", "none"])
 def test_with_one_turn_or_one_final_reward_they_are_the_groups_advantages(scale):
-    rewards = torch.tensor([1.0, 0.3, 0.0, 1.0, 0.2, 0.7, 0.1, 0.1])                 # [B]
+    rewards = torch.tensor([1.0, 0.3, 0.0, 1.0, 0.2, 0.7, 0.1, 0.1]).double()        # [B]
     want = group_advantages(rewards, 4, scale)                                       # [B]
     for turns in (1, 3):
         given, mask = conversation(*([0.0] * (turns - 1) + [r] for r in rewards.tolist()))
-        A = turn_returns(given.float(), mask, 4, scale)
+        A = turn_returns(given, mask, 4, scale)
         assert torch.equal(A, want[:, None] * mask)
 
 
-def test_returns_that_are_equal_on_paper_have_advantage_0_and_a_lone_turn_has_too():
-    given, mask = conversation([0.1, 0.2, 0.3], [0.3, 0.2, 0.1], [0.6], [0.6, 0.0])
-    A = turn_returns(given.float(), mask, 4, "group")
-    turns = turn_numbers(mask)
-    assert (A[turns == 0] == 0).all()                       # .1 + .2 + .3 = .3 + .2 + .1 = .6
-    given, mask = conversation([1.0, 0.5], [0.0])
-    assert (turn_returns(given, mask, 2)[turn_numbers(mask) == 1] == 0).all()
-    assert as_decimals(torch.full((10,), 0.1)).sum() == pytest.approx(1.0, abs=1e-15)
+@pytest.mark.parametrize("rows", [
+    [[0.1, 0.2, 0.3], [0.3, 0.2, 0.1], [0.6], [0.6, 0.0]], [[0.1, 0.2, -0.3], [0.0]],
+    [[1.0, 0.1, 0.2, -0.3], [1.0, 0.0]]])
+def test_returns_that_are_equal_on_paper_have_advantage_0(rows):
+    given, mask = conversation(*rows)
+    for advantage in (turn_returns, turn_leave_one_out):
+        first = advantage(given, mask, len(rows))[turn_numbers(mask) == 0]
+        assert (first == 0).all()
 
 
 @pytest.mark.parametrize("rows, signal", [
@@ -102,36 +102,35 @@ def test_a_group_has_signal_if_the_returns_of_any_turn_differ(rows, signal):
     given, mask = conversation(*rows)
     totals = torch.tensor([math.fsum(row) for row in rows])
     assert not has_signal(totals, 2).any()
-    inputs = dict(turn_rewards=given.float(), mask=mask, parts=totals[:, None], part_weights=[0.3])
+    inputs = dict(turn_rewards=given, mask=mask, parts=totals[:, None], part_weights=[0.3])
     assert groups_with_signal("turn_returns", totals, 2, **inputs).tolist() == [signal]
-    assert turn_returns(given.float(), mask, 2).ne(0).any().item() == signal
+    assert turn_returns(given, mask, 2).ne(0).any().item() == signal
     inputs["part_weights"] = [0.0]                           # the return does not count
     assert not groups_with_signal("turn_returns", 0 * totals, 2, **inputs).any()
 
 
-@pytest.mark.parametrize("weight, digits, most", [(1.0, 17, 10), (0.3, 2, 10), (0.7, 2, 1000)])
-def test_a_last_turn_that_earned_nothing_in_a_whole_group_has_advantage_0(weight, digits, most):
-    """The reward in float32 minus the return in float32 was its rounding, and became ±1."""
+@pytest.mark.parametrize("weight, most", [(1.0, 10), (0.3, 10), (0.7, 1000)])
+def test_a_last_turn_that_earned_nothing_in_a_whole_group_has_advantage_0(weight, most):
+    """A reward minus the return would be the rounding of both, and become ±1."""
     torch.manual_seed(1)
     earned = torch.rand(256, 2, dtype=torch.float64).mul(2 * most).sub(most)
-    rows = [[round(x, digits) for x in row] + [0.0] for row in earned.tolist()]
+    rows = [[*row, 0.0] for row in earned.tolist()]
     given, mask = conversation(*rows)
-    parts = torch.tensor([math.fsum(row) for row in rows])[:, None]                  # [B, 1]
-    rewards = (parts.double() * weight).float().squeeze(-1)                          # [B]
-    A = estimate_advantages("turn_returns", rewards, 4, mask=mask, turn_rewards=given.float(),
-                            parts=parts, part_weights=[weight])
+    parts = torch.tensor([math.fsum(row) for row in rows], dtype=torch.float64)[:, None]  # [B, 1]
+    A = estimate_advantages("turn_returns", parts.squeeze(-1) * weight, 4, mask=mask,
+                            turn_rewards=given, parts=parts, part_weights=[weight])
     turns = turn_numbers(mask)
     assert (A[turns == 2] == 0).all() and (A[turns == 1] != 0).all()
-    own = turn_returns(given, mask, 4)                                               # [B, T]
-    torch.testing.assert_close(A, own.float(), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(A, turn_returns(given, mask, 4), rtol=1e-4, atol=1e-5)
 
 
 def test_rewards_of_turns_and_of_the_response_meet_at_the_last_token_and_gae_carries_over():
     """GAE by the definition: the environment's tokens take no step."""
     given, mask = conversation(*ROWS[:4])
-    parts = torch.tensor([[sum(row), other] for row, other in zip(ROWS, (0.0, -1.0, 0.0, 2.0))])
+    parts = torch.tensor([[sum(row), other] for row, other in zip(ROWS, (0.0, -1.0, 0.0, 2.0))],
+                         dtype=torch.float64)
     rewards = parts[:, 0] + 0.5 * parts[:, 1]                                        # [B]
-    per_token = reward_turns(given.float(), parts, [1.0, 0.5], mask)                 # [B, T]
+    per_token = reward_turns(given, parts, [1.0, 0.5], mask)                 # [B, T]
     torch.testing.assert_close(per_token.sum(-1), rewards)
     values = torch.rand(mask.shape, dtype=torch.float64)                             # [B, T]
     A, returns = gae(per_token.double(), values, mask, lam=0.9)
@@ -141,7 +140,7 @@ def test_rewards_of_turns_and_of_the_response_meet_at_the_last_token_and_gae_car
         want, _ = reference.gae(steps, values[i][m].tolist(), 0.9, 1.0)
         assert A[i][m].tolist() == pytest.approx(want, abs=1e-6)
     ours = estimate_advantages("gae", rewards, 4, mask=mask, values=values.float(), lam=0.9,
-                               turn_rewards=given.float(), parts=parts, part_weights=[1.0, 0.5])
+                               turn_rewards=given, parts=parts, part_weights=[1.0, 0.5])
     torch.testing.assert_close(ours, A.float())
 
 
@@ -154,14 +153,9 @@ def test_without_an_environment_it_is_refused():
 
 # ---------------------------------------------------------- which way do the estimators point?
 
-STOP, LOST, WON = [0.6], [0.3, 0.0], [0.3, 1.0]     # the outcomes: stop, or play a second turn
-PROBABILITY = {0: 0.5, 1: 0.25, 2: 0.25}            # continue with p = .5, win with q = .5
-
-
 def episode(given, mask, G):
     """One advantage per response: its total reward minus the group's mean."""
-    total = given.sum(-1)                                                            # [B]
-    return (total - total.mean())[:, None] * mask                                    # [B, T]
+    return group_advantages(given.sum(-1), G, "none")                                # [B]
 
 
 def immediate(given, mask, G):
@@ -170,40 +164,22 @@ def immediate(given, mask, G):
     A = torch.zeros_like(given)                                                      # [B, T]
     for k in range(int(turns.max()) + 1):
         mine = turns == k                                                            # [B, T]
-        rewards = (given * mine).sum(-1)                                             # [B]
-        mean = rewards.sum() / mine.any(-1).sum()
-        A = A + (rewards - mean)[:, None] * mine                                     # [B, T]
+        rewards = (given * mine).sum(-1).view(-1, G)                                 # [groups, G]
+        reached = mine.any(-1).view(-1, G).sum(-1, keepdim=True).clamp(min=1)        # [groups, 1]
+        A += (rewards - rewards.sum(-1, keepdim=True) / reached).view(-1, 1) * mine  # [B, T]
     return A
 
 
 def normalized_then_summed(given, mask, G):
     """Each turn minus its mean, then summed to go (as IGPO's order is printed)."""
     turns = turn_numbers(mask)                                                       # [B, T]
-    each = immediate(given, mask, G)                                                 # [B, T]
     last = mask & ~torch.nn.functional.pad(turns, (0, 1), value=-1)[:, 1:].eq(turns) # [B, T]
-    return (each * last).flip(-1).cumsum(-1).flip(-1) * mask                         # [B, T]
-
-
-@pytest.mark.parametrize("estimator, expected", [
-    (episode, 0.05), (lambda *of: turn_returns(*of, "none"), 0.05),
-    (immediate, -0.075), (normalized_then_summed, -0.075)],
-    ids=["episode", "turn_returns", "immediate", "normalized_then_summed"])
-def test_the_expected_gradient_of_continue_over_all_groups_of_three(estimator, expected):
-    """J = .5 · .6 + .5 · (.3 + .5), so dJ / d(logit of "continue") = .25 · (.8 - .6) = +.05. A mean
-    that contains the response itself shrinks every estimate by (G - 1) / G."""
-    G = 3
-    total = 0.0
-    for outcome in itertools.product(range(3), repeat=G):
-        rows = [(STOP, LOST, WON)[i] for i in outcome]
-        A = estimator(*conversation(*rows), G)                                       # [B, T]
-        score = [-0.5 if i == 0 else 0.5 for i in outcome]   # d log π(first turn) / d logit
-        gradient = sum(a * b for a, b in zip(A[:, 0].tolist(), score)) / G
-        total += math.prod(PROBABILITY[i] for i in outcome) * gradient
-    assert total * G / (G - 1) == pytest.approx(expected, abs=1e-9)
+    return (immediate(given, mask, G) * last).flip(-1).cumsum(-1).flip(-1) * mask    # [B, T]
 
 
 # A tree: {outcome: [(action, reward) of each turn]}; an action is 1 (go on, win) or 0, its logit
 # that of the turn.
+GAME = ((.5, .5), [[(0, .6)], [(1, .3), (0, 0)], [(1, .3), (1, 1)]])
 SHORT = ((.5, .25), [[(0, .2)], [(1, 0), (1, 1)], [(1, 0), (0, 0)]])
 THREE = ((.6, .5, .3), [[(0, .6)], [(1, .3), (0, -.1)], [(1, .3), (1, 0), (1, 1)],
                         [(1, .3), (1, 0), (0, .2)]])
@@ -235,11 +211,22 @@ def exact_gradient(tree):
     return torch.autograd.grad(J, logits)[0].tolist()
 
 
+@pytest.mark.parametrize("estimator, expected", [
+    (episode, 0.05), (lambda *of: turn_returns(*of, "none"), 0.05),
+    (immediate, -0.075), (normalized_then_summed, -0.075)],
+    ids=["episode", "turn_returns", "immediate", "normalized_then_summed"])
+def test_which_way_the_estimators_push_the_first_choice(estimator, expected):
+    """Without the factor (G - 1) / G of a mean that contains the response itself."""
+    assert exact_gradient(GAME)[0] == pytest.approx(0.05)
+    found = expected_gradient(GAME, 3, estimator)[0]
+    assert found * 3 / 2 == pytest.approx(expected, abs=1e-7)
+
+
 @pytest.mark.parametrize("G", [2, 3, 4])
 @pytest.mark.parametrize("tree", [SHORT, THREE], ids=["two turns", "three turns"])
 def test_leaving_one_out_is_unbiased_at_every_turn_where_responses_end_early(tree, G):
     exact = exact_gradient(tree)
-    assert expected_gradient(tree, G, turn_leave_one_out) == pytest.approx(exact, abs=1e-12)
+    assert expected_gradient(tree, G, turn_leave_one_out) == pytest.approx(exact, abs=1e-7)
     mean = expected_gradient(tree, G, lambda *of: turn_returns(*of, "none"))
     shares = [x / y for x, y in zip(mean, exact)]
     assert shares[0] == pytest.approx((G - 1) / G) and max(shares[1:]) < shares[0] - .01

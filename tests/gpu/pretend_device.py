@@ -4,20 +4,20 @@
     with gpu:
         with gpu.phase("name"):
             ...
-    gpu.syncs["name"], gpu.sites["name"], gpu.peak["name"]
+    gpu.peak["name"]
 
 Tensors on "cuda" are wrapper subclasses that say cuda:0, so that torch's own C++ (autograd engine,
 autocast, composite ops, Module.to, optimizers) takes its CUDA branches; a TorchDispatchMode
-computes their values on the CPU. It finds and counts, per phase:
+computes their values on the CPU. It finds:
 
     device mismatch   RuntimeError where CUDA and CPU tensors meet (legal mixtures pass, as on CUDA)
-    syncs             where the host waits: item, nonzero, boolean indices, copies; with file:line
-    peak              live bytes of CUDA storages, and the masks that attention converts; without
-                      the allocator's rounding, cuBLAS workspaces and fragments
+    peak              per phase: live bytes of CUDA storages, and the masks that attention converts;
+                      without the allocator's rounding, cuBLAS workspaces and fragments
 
 gpu.shapes = True moves floating-point tensors to "meta": only shapes are computed, so that an
 update of a 3 B model takes seconds and no memory; values that follow from weights are not there.
-Not covered: kernels' numerics and speed, torch.compile, CUDA graphs, several GPUs.
+Not covered: kernels' numerics, alignment and speed, waits of the host, torch.compile, CUDA graphs,
+several GPUs.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ import sys
 import tempfile
 import threading
 import weakref
-from collections import Counter, defaultdict
+from collections import Counter
 from pathlib import Path
 
 assert "torch" not in sys.modules, "import pretend_device before torch: its hooks come first"
@@ -66,8 +66,6 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 aten, CUDA, CPU = torch.ops.aten, torch.device("cuda", 0), torch.device("cpu")
 
 INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index"}
-WAITS = {"nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive", "bincount",
-         "equal", "_local_scalar_dense"}
 STRICT = {"mm", "bmm", "addmm", "baddbmm", "cat", "stack", "index_select", "gather", "scatter",
           "embedding", "searchsorted", "_grouped_mm", "isin"}  # not even 0-dim CPU tensors pass
 
@@ -94,7 +92,6 @@ class Pretend(torch.Tensor):
         return f"Pretend({list(self.shape)}, {self.dtype}, cuda:0)"
 
     def tolist(self):
-        gpu.wait("tolist (D2H)")
         return self.elem.tolist()
 
     def __deepcopy__(self, memo):
@@ -106,7 +103,6 @@ class Pretend(torch.Tensor):
         return memo[id(self)]
 
     def __reduce_ex__(self, protocol):                       # saved as a CPU tensor
-        gpu.wait("torch.save (D2H)")
         return self.elem.detach().__reduce_ex__(protocol)
 
     def untyped_storage(self):
@@ -159,41 +155,21 @@ def in_engine():
 class Gpu(TorchDispatchMode):
     def __init__(self):
         super().__init__()
-        self.sm, self.shapes, self.project, self.ready = 90, False, os.getcwd(), False
+        self.sm, self.shapes, self.ready = 90, False, False
         self.phases, self.live, self.now, self.lock = ["-"], {}, 0, threading.RLock()
         self.reset()
 
     def reset(self):
-        self.syncs, self.sites = Counter(), defaultdict(Counter)
-        self.peak, self.calls = Counter(), Counter()
+        self.peak = Counter()
 
     @contextlib.contextmanager
     def phase(self, name):
         self.phases.append(name)
-        self.calls[name] += 1
         self.peak[name] = max(self.peak[name], self.now)
         try:
             yield
         finally:
             self.phases.pop()
-
-    def site(self):
-        """file:line of the project that asked, and of transformers or the optimizer below it."""
-        frame, theirs = sys._getframe(1), None
-        while frame:
-            file = frame.f_code.co_filename
-            ours = file.startswith(self.project) and "site-packages" not in file
-            if ours and "pretend_device" not in file:
-                line = f"{os.path.relpath(file, self.project)}:{frame.f_lineno}"
-                return line if theirs is None else f"{line} > {theirs}"
-            if theirs is None and any(x in file for x in ("transformers", "/optim/", "nn/utils")):
-                theirs = f"{'/'.join(file.split('/')[-2:])}:{frame.f_lineno}"
-            frame = frame.f_back
-        return theirs or "(autograd)"
-
-    def wait(self, why, n=1):
-        self.syncs[self.phases[-1]] += n
-        self.sites[self.phases[-1]][f"{why} @ {self.site()}"] += n
 
     def track(self, wrapper):
         storage = wrapper.elem.untyped_storage()
@@ -239,7 +215,6 @@ class Gpu(TorchDispatchMode):
         if name == "copy_":
             return self.copy(func, *args[:2])
         if name == "_local_scalar_dense":
-            self.wait("item")
             return args[0].elem.item()
         self.check_devices(name, args, [x for x in flat if not on_gpu(x)])
         generator = kwargs.get("generator")
@@ -274,22 +249,16 @@ class Gpu(TorchDispatchMode):
             result = args[0]
         else:
             result = tree_map(wrap, out)
-        self.look_for_waits(func, name, args, kwargs)
         return result
 
     def to_copy(self, x, kwargs, device):
-        host_only, small = ("pin_memory", "non_blocking", "device"), x.nbytes <= 2**16
-        waits = not (kwargs.get("non_blocking") and small)   # CUDA stages up to 64 KB and goes on
-        kwargs = {k: v for k, v in kwargs.items() if k not in host_only}
+        kwargs = {k: v for k, v in kwargs.items() if k not in ("pin_memory", "device")}
         from_gpu = on_gpu(x)
         to_gpu = from_gpu if device is None else device.type == "cuda"
         elem, dtype = x.elem if from_gpu else x, kwargs.get("dtype") or x.dtype
         if from_gpu and not to_gpu:
-            self.wait(f"D2H copy {list(x.shape)}")
             return aten._to_copy.default(elem, **kwargs)
         if not from_gpu:
-            if waits:
-                self.wait(f"H2D copy {list(x.shape) if x.numel() < 1e6 else 'of a weight'}")
             big = self.shapes and x.is_floating_point() and x.numel() >= 1024
             if big or elem.device.type == "meta":
                 new = torch.empty_strided(x.size(), x.stride(), dtype=dtype, device="meta")
@@ -297,10 +266,6 @@ class Gpu(TorchDispatchMode):
         return Pretend(aten._to_copy.default(elem, **kwargs))
 
     def copy(self, func, target, source):
-        if on_gpu(target) and not on_gpu(source) and source.dim():
-            self.wait(f"H2D copy_ {list(source.shape)}")
-        if not on_gpu(target):
-            self.wait(f"D2H copy_ {list(source.shape)}")
         func(*(x.elem if on_gpu(x) else x for x in (target, source)))
         return target
 
@@ -310,9 +275,6 @@ class Gpu(TorchDispatchMode):
             values = leaves([args[0], args[2] if len(args) > 2 else None])
             outside = [x for x in values if not on_gpu(x) and x.dim()]
             if not outside and on_gpu(args[0]):
-                for i in args[1]:
-                    if isinstance(i, torch.Tensor) and not on_gpu(i):
-                        self.wait(f"H2D copy of a CPU index {list(i.shape)}")
                 return
             theirs = outside or theirs
         if wrong := [list(x.shape) for x in theirs if x.dim() or name in STRICT]:
@@ -336,28 +298,6 @@ class Gpu(TorchDispatchMode):
             kwargs["device"] = "meta"
         return func(*tree_map(unwrap, args), **tree_map(unwrap, kwargs))
 
-    def look_for_waits(self, func, name, args, kwargs):
-        indices = args[1] if name in INDEXING else ()
-        if masks := sum(isinstance(i, torch.Tensor) and i.dtype == torch.bool for i in indices):
-            self.wait("boolean index (nonzero)", masks)
-        if name in WAITS:
-            self.wait(name)
-        if func is aten.repeat_interleave.Tensor and not kwargs.get("output_size"):
-            self.wait("repeat_interleave(tensor)")
-        if name == "_grouped_mm":
-            self.grouped(*args[:2])
-
-    def grouped(self, a, b):
-        """The wait of a grouped product's fallback (GroupedBlas.cpp)."""
-        for x in (a, b):                                     # GroupedMMUtils.h
-            s, n, align = x.stride(), x.shape, 16 // x.element_size()
-            along = -2 if s[-1] == 1 and s[-2] >= max(1, n[-1]) else -1
-            if s[along] % align or x.storage_offset() * x.element_size() % 16:
-                raise RuntimeError(f"grouped_mm on CUDA: strides {list(s)} of {list(n)} {x.dtype} "
-                                   "should be multiples of 16 bytes")
-        if self.sm not in (90, 100) or not a.dtype == b.dtype == torch.bfloat16:
-            self.wait(f"grouped_mm fallback: offs.cpu() ({str(a.dtype)[6:]}, sm{self.sm})")
-
     # --------------------------------------------------------------------------------- patches
 
     def __enter__(self):
@@ -377,14 +317,13 @@ def patch(gpu):
         is_available=True, device_count=1, current_device=0, is_initialized=True,
         is_bf16_supported=True, memory_allocated=0, max_memory_allocated=0,
         mem_get_info=(10**9, 80 * 10**9), get_device_capability=(gpu.sm // 10, gpu.sm % 10),
-        get_device_name="pretended GPU", set_device=None, empty_cache=None,
+        get_device_name="pretended GPU", set_device=None, synchronize=None, empty_cache=None,
         reset_peak_memory_stats=None, manual_seed=None, manual_seed_all=None,
         is_current_stream_capturing=False, _lazy_init=None, get_device_properties=properties,
         set_rng_state=None)
     for name, value in fixed.items():
         setattr(cuda, name, lambda *_, value=value, **__: value)
     cuda.get_rng_state = lambda *_: torch.zeros(16, dtype=torch.uint8)
-    cuda.synchronize = lambda *_: gpu.wait("torch.cuda.synchronize")
     cuda._initialized = True
     cuda.device = lambda *_: contextlib.nullcontext()
     torch.random.fork_rng = contextlib.contextmanager(lambda *_, **__: (yield))
@@ -402,8 +341,6 @@ def patch(gpu):
             return plain_tensor(data, device=device, requires_grad=requires_grad, **options)
         with _disable_current_modes():
             x = plain_tensor(data.elem if on_gpu(data) else data, **options)
-            if x.numel():
-                gpu.wait(f"H2D torch.tensor({list(x.shape)})")
             return Pretend(x).requires_grad_(requires_grad)
     torch.tensor = tensor
     sdpa = functools.partial(attention, F.scaled_dot_product_attention)

@@ -117,11 +117,6 @@ def test_merge_repeats_keeps_what_a_group_holds_once():
     assert [merge_repeats(part.take(torch.arange(n)))[0].group_size for n in (1, 2)] == [1, 2]
 
 
-def test_rows_do_not_cut_through_groups():
-    with pytest.raises(ValueError, match="cut through groups"):
-        rolled(make(), G=4).take(torch.arange(2, 6))
-
-
 @every_model
 def test_one_response_per_prompt_pays_nothing_for_the_machinery(kind):
     model, rows = make(kind), []
