@@ -33,7 +33,7 @@ def test_nothing_is_above_its_ceiling():
         files[folder] += 1
     tests, evidence = weight["tests"], weight["experiments"] + weight["benchmarks"]
     program = weight.total() - tests - evidence - weight["recipes"] - weight["docs"]
-    words = sum(len(text.split()) for text in DOCUMENTS.values())
+    words = sum(len(text.split()) for name, text in DOCUMENTS.items() if name[0] != ".")
     today = (program, program - weight["features"] - weight["tools"], tests, evidence,
              len(vars(Settings())), files["session"], files["features"] - 1, words)
     for (name, ceiling), n in zip(CEILINGS.items(), today):
