@@ -2,8 +2,8 @@
 in a turn. The chat template shows the tools, whose schemas this script writes:
 
     python recipes/tools.py tools.json
-    python train.py --model_name_or_path DIR --environment recipes/tools.py:Calculator \\
-        --chat_template_kwargs @tools.json
+
+docs/data.md#an-environment has the command that trains with them.
 """
 
 import json

@@ -24,7 +24,7 @@ from features import FEATURES
 from features.feature import flag, unescape
 from losses import OBJECTIVES, with_options
 from plumbing.parallel import devices
-from plumbing.refusal import Refusal
+from plumbing.refusal import Refusal, refuse_os_errors
 from session.checks import check_settings
 
 
@@ -49,6 +49,15 @@ for feature in FEATURES:
     PRESETS |= feature.presets
 ALGORITHMS = {name: {"objective": name} | PRESETS.get(name, {})
               for name in dict.fromkeys([*OBJECTIVES, *PRESETS])}
+
+
+@refuse_os_errors()
+def read_object(text):
+    """A JSON object as a word: NAME=VALUE, @FILE, or the object itself, which a recipe has."""
+    if text[0] not in "@{":
+        name, _, value = text.partition("=")
+        return {name: json.loads(value)}
+    return json.loads(Path(text[1:]).read_text(encoding="utf-8") if text[0] == "@" else text)
 
 
 @dataclass(frozen=True)
@@ -122,8 +131,9 @@ class Core:
         needs="dataset_name|environment")
     chat_template: bool = flag(True, "use the tokenizer's chat template if it has one")
     chat_template_kwargs: dict = flag(
-        {}, "variables of the chat template as a JSON object, '{\"enable_thinking\": false}' "
-            "(default: none)", needs="dataset_name|environment")
+        {}, "a variable of the chat template as NAME=VALUE, such as enable_thinking=false, or "
+            "@FILE with a JSON object (default: none)", needs="dataset_name|environment",
+        read=read_object)
     system_prompt: str | None = flag(
         None, "system message before every prompt that has none of its own, or @FILE; without a "
               "chat template its text is put above the prompt (default: none)",
@@ -456,7 +466,7 @@ def add_flag(section, f):
     default = f.metadata.get("unset", getattr(Settings, f.name, None))
     section.add_argument(
         f"--{f.name}", nargs=nargs, const=True if kind is bool else None,
-        type=f.metadata.get("read", {bool: boolean, dict: json.loads}.get(kind, kind)),
+        type=f.metadata.get("read", {bool: boolean}.get(kind, kind)),
         choices=f.metadata.get("choices"), default=argparse.SUPPRESS,
         help=f.metadata["help"] + (f" (default: {default})" if default else ""))
 

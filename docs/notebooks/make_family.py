@@ -1,4 +1,4 @@
-"""family.ipynb: seven objectives on one recorded batch, from ratios, advantages and losses alone.
+"""family.ipynb: six objectives on one recorded batch, from ratios, advantages and losses alone.
 
     pip install nbclient ipykernel
     python docs/notebooks/make_family.py            writes family.ipynb with its outputs: 30 s
@@ -27,10 +27,10 @@ UPDATES = 4             # optimizer steps between the old and the new log-probs
 RATE = 4e-5             # their learning rate
 
 CELLS = r'''%% text
-# Seven objectives on one batch
+# Six objectives on one batch
 
 An objective of the family is a row of `losses.OBJECTIVES`: ratio × advantage × clip × reduction.
-This notebook puts seven of them on the same recorded batch and asks of each: which tokens does it
+This notebook puts six of them on the same recorded batch and asks of each: which tokens does it
 remove, how hard does it push the others, and what do its constants change? It uses three files of
 the project, [`ratios.py`](../../ratios.py), [`advantages.py`](../../advantages.py) and
 [`losses.py`](../../losses.py), and no model: the batch consists of log-probs and rewards.
@@ -51,7 +51,7 @@ from ratios import sequence_ratio, token_ratio
 plt.rcParams.update({"figure.dpi": 80, "axes.spines.top": False, "axes.spines.right": False,
                      "figure.constrained_layout.use": True})
 GOOD, BAD, GREY = "#0072B2", "#D55E00", "#999999"
-SEVEN = ["grpo", "gspo", "gmpo", "cispo", "dppo", "sapo"]
+SIX = ["grpo", "gspo", "gmpo", "cispo", "dppo", "sapo"]
 
 %% text
 ## The batch
@@ -93,15 +93,15 @@ for axis, x, name in ((axes[0], w[mask], "token ratios w"), (axes[1], s, "sequen
 plt.show()
 
 %% text
-## The seven rows
+## The six rows
 
 The clip range is [1 - epsilon, 1 + epsilon_high] of the ratio; for `gmpo` it is a range of log w,
-for `dppo` and `ipo` of the change of the token's probability. `cispo` bounds the weight of a token
-and removes none, `sapo` has a smooth gate instead of a range.
+for `dppo` of the change of the token's probability. `cispo` bounds the weight of a token and
+removes none, `sapo` has a smooth gate instead of a range.
 
 %% code
 print(f"{'':6} {'ratio':10} {'clip':14} {'epsilon':>8} {'high':>8}   reduction        source")
-for name in SEVEN:
+for name in SIX:
     row = OBJECTIVES[name]
     epsilon, high = ("–" if x is None else f"{x:g}" for x in (row.epsilon, row.epsilon_high))
     print(f"{name:6} {row.ratio:10} {row.clip:14} {epsilon:>8} {high:>8}   {row.reduction:16} "
@@ -126,7 +126,7 @@ def measure_weights(name, constants=None, **clip_range):
     return torch.where(plain != 0, gradient / plain, torch.nan), stats["clip_signal"].item()
 
 weights, removed = {}, {}
-for name in SEVEN:
+for name in SIX:
     weights[name], removed[name] = measure_weights(name)
     kept = weights[name][mask & (weights[name] != 0) & ~weights[name].isnan()]
     print(f"{name:6} removes {removed[name]:6.1%} of the tokens; weights of the others "
@@ -136,7 +136,7 @@ for name in SEVEN:
 Responses under each objective, a row each: good ones above the line, bad ones below, of both up to
 three that GSPO removes and three that it keeps, those with the token that moved most. Blue and red:
 weight above and below 1; black: removed. GSPO removes whole responses, GRPO and GMPO single tokens,
-DPPO and IPO tokens whose probability itself has changed.
+DPPO tokens whose probability itself has changed.
 
 %% code
 farthest = w.masked_fill(~mask, 1).log().abs().amax(-1)                         # [B]
@@ -149,12 +149,12 @@ for sign in (1, -1):
         rows += sorted(some, key=lambda row: -farthest[row])[:3]
 rows = torch.tensor(rows)
 longest = int(lengths[rows].max())
-figure, axes = plt.subplots(len(SEVEN) + 1, 1, figsize=(9, 11), sharex=True)
+figure, axes = plt.subplots(len(SIX) + 1, 1, figsize=(9, 11), sharex=True)
 shown = [("w itself", w.masked_fill(~mask, torch.nan)), *weights.items()]
 for axis, (name, values) in zip(axes, shown):
     values = values[rows, :longest].masked_fill(~mask[rows, :longest], torch.nan)
     image = axis.imshow(values, cmap="RdBu", vmin=0.5, vmax=1.5, aspect="auto")
-    gone = (values.abs() < 0.01) & (name != "w itself")      # what is left of IPO's is its pull
+    gone = (values == 0) & (name != "w itself")
     for y, x in gone.nonzero().tolist():
         axis.add_patch(plt.Rectangle((x - 0.5, y - 0.5), 1, 1, color="black"))
     good = int((A[rows] > 0).sum())
@@ -174,9 +174,9 @@ The same weights over the token's ratio w, all groups. For GRPO the picture is P
 w does not decide; the response's s does.
 
 %% code
-figure, axes = plt.subplots(2, 4, figsize=(10, 4.6), sharex=True, sharey=True)
+figure, axes = plt.subplots(2, 3, figsize=(9, 4.6), sharex=True, sharey=True)
 every = A[:, None].expand_as(w)
-for axis, name in zip(axes.flat, SEVEN):
+for axis, name in zip(axes.flat, SIX):
     for word, chosen, color in (("A > 0", every > 0, GOOD), ("A < 0", every < 0, BAD)):
         where = mask & chosen
         axis.scatter(w[where], weights[name][where], s=5, color=color, label=word)
@@ -186,7 +186,6 @@ for axis, name in zip(axes.flat, SEVEN):
     axis.xaxis.set_major_formatter("{x:g}")
     axis.xaxis.set_minor_locator(plt.NullLocator())
 axes.flat[0].legend(frameon=False, fontsize=8)
-axes.flat[-1].axis("off")
 figure.supxlabel("token ratio w")
 figure.supylabel("weight")
 plt.show()
@@ -206,7 +205,7 @@ def slid(name, factor):
     if name == "sapo":
         return dict(constants={key: value * factor for key, value in row.constants.items()})
     low = row.epsilon if name == "cispo" else row.epsilon * factor
-    limit = 1.0 if row.clip in ("min", "tv", "tv-two-sided") else float("inf")
+    limit = 1.0 if row.clip in ("min", "tv") else float("inf")
     return dict(epsilon=min(low, limit), epsilon_high=row.epsilon_high * factor)
 
 def length(name, values):
@@ -215,7 +214,7 @@ def length(name, values):
 
 factors = torch.logspace(-2, 2, 41).tolist()
 figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.4))
-for color, name in zip(plt.cm.tab10.colors, SEVEN):
+for color, name in zip(plt.cm.tab10.colors, SIX):
     points = [measure_weights(name, **slid(name, factor)) for factor in factors]
     left.plot(factors, [share for _, share in points], color=color, label=name)
     left.plot(1, removed[name], "o", color=color)
@@ -238,13 +237,13 @@ def direction(name):
     gradient = (weights[name].nan_to_num() * plain)[mask]
     return gradient / gradient.norm()
 
-every = torch.stack([direction(name) for name in SEVEN])
+every = torch.stack([direction(name) for name in SIX])
 cosines = every @ every.T
 figure, axis = plt.subplots(figsize=(4.6, 3.8))
 image = axis.imshow(cosines, cmap="Blues", vmin=0, vmax=1)
-axis.set(xticks=range(7), xticklabels=SEVEN, yticks=range(7), yticklabels=SEVEN)
-for y in range(7):
-    for x in range(7):
+axis.set(xticks=range(len(SIX)), xticklabels=SIX, yticks=range(len(SIX)), yticklabels=SIX)
+for y in range(len(SIX)):
+    for x in range(len(SIX)):
         axis.text(x, y, f"{cosines[y, x]:.2f}", ha="center", va="center", fontsize=8,
                   color="white" if cosines[y, x] > 0.6 else "black")
 plt.show()
@@ -252,7 +251,7 @@ plt.show()
 %% text
 ## Your own
 
-A new row is tried here first: add it to `OBJECTIVES` in `losses.py` and its name to `SEVEN`, and
+A new row is tried here first: add it to `OBJECTIVES` in `losses.py` and its name to `SIX`, and
 run all cells. [docs/lesson.md](../lesson.md) has such an exercise with its solution,
 [docs/family.md](../family.md) the whole table, and `python train.py --algorithm NAME` trains
 with it.

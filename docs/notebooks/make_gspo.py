@@ -22,7 +22,7 @@ CELLS = r'''%% text
 
 These are the cells of [`gspo.py`](../../gspo.py), in its order: each section of the file, then a
 look at what it produces. All of it runs on a laptop without a GPU. On Colab, first run
-`!pip install 'transformers>=5.14,<5.25'`. The paper is
+`!pip install "transformers>=5.14,<5.25"`. The paper is
 [Group Sequence Policy Optimization](https://arxiv.org/abs/2507.18071).
 
     prompt x ─► π_old samples G responses ─► reward ─► group advantage Â ─┐

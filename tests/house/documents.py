@@ -11,7 +11,7 @@ def texts(files):
     return {file.relative_to(ROOT).as_posix(): file.read_text(encoding="utf-8") for file in files}
 
 
-PAGES = (ROOT / "README.md", ROOT / ".github/CONTRIBUTING.md", *sorted(ROOT.glob("docs/*.md")))
+PAGES = (ROOT / "README.md", ROOT / ".github/CONTRIBUTING.md", *sorted(ROOT.glob("docs/**/*.md")))
 DOCUMENTS = texts(PAGES)
 README = DOCUMENTS["README.md"]
 FOLDERS = ("features", "plumbing", "session", "tools")

@@ -5,7 +5,6 @@ The commands of a document run in their order, in one folder, made short: a tiny
 checkpoint, few and short responses. Their flags and files, run or not: test_documents.py.
 """
 
-import re
 import runpy
 import shlex
 import signal
@@ -14,7 +13,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import yaml
 
 import eval
 import models
@@ -23,6 +21,7 @@ import train
 from documents import COMMANDS, DOCUMENTS, ROOT, pieces
 from plumbing.data.running_sum import builtin_tokenizer
 from session import metrics
+from session.arguments import parse_flags, read_recipe
 from tiny_run import TINY, jsonl, write
 from tools import dashboard, style, view  # noqa: F401  of this folder, not by the links of a test's
 
@@ -41,7 +40,6 @@ REASONS = {
     "python experiments/": "minutes to hours; tests/house/test_evidence.py makes a run again",
     "python experiments/run.py": "tests/house/test_evidence.py judges from the results",
     "python tests/": "makes the checkpoint and its data, or simulates a GPU",
-    "recipes/supervised.py": "tests/run/test_never_right.py runs it",
     "tensorboard --logdir": "a server",
     "--sampler vllm": "an environment of its own: tests/features/test_vllm_engine.py",
     "export JAIL": "a sandbox: tests/data/test_documented.py",
@@ -85,36 +83,29 @@ def batches(workplace, monkeypatch, first):
 def there(checkpoint, model):
     """The folder itself, the last checkpoint of the shortened run for one of a whole run, else the
     tiny model."""
-    if Path(checkpoint).is_dir():
-        return checkpoint
-    step = re.fullmatch(r"(.*/checkpoints)/step_\d+", checkpoint)
-    made = sorted(Path(step[1]).glob("step_*")) if step else []
-    return str(made[-1]) if made else model
+    made = sorted(Path(checkpoint).parent.glob("step_*"))
+    return checkpoint if Path(checkpoint).is_dir() else str(made[-1]) if made else model
 
 
-def shortened(flags, model):
-    """Flags of train.py with a tiny model for every checkpoint, and few and short responses."""
-    flags = [there(value, model) if name.endswith("model_name_or_path") else value
-             for name, value in zip(["", *flags], flags)]
-    after = lambda flag, other=None: flags[flags.index(flag) + 1] if flag in flags else other
-    recipe = {}
-    if "--config" in flags:
-        recipe = yaml.safe_load(Path(after("--config")).read_text(encoding="utf-8"))
-    own = [] if any("model_name_or_path" in flag for flag in flags) else TINY
-    own = ["--model_name_or_path", model] if "model_name_or_path" in recipe else own
-    game = "environment" in recipe and "model_name_or_path" not in recipe
-    own = "--cold_start_steps 5".split() if game else own            # a game has its own prompts
-    stage = ["--stage2_step", "1"] if "--stage2_step" in flags else []
-    folder = f"runs/{after('--algorithm', 'gspo')}"
-    again = "--output_dir" not in flags and Path(folder, "config.json").exists()
-    to = [] if "--output_dir" in flags else ["--output_dir", folder]
-    return [*own, *flags, *SHORT, *stage, *to, *["--overwrite_output_dir"] * again]
+def shortened(words, model):
+    """Flags of train.py with a tiny model for every checkpoint, and few and short responses. Of a
+    flag that is given twice the second decides."""
+    typed = parse_flags(words)
+    if "config" in typed:
+        typed = parse_flags(read_recipe(typed["config"])) | typed
+    own = TINY
+    if "environment" in typed:
+        own = ["--cold_start_steps", "5"]                    # a game has its own prompts
+    if "model_name_or_path" in typed:
+        own = ["--model_name_or_path", there(typed["model_name_or_path"], model)]
+    stage = ["--stage2_step", "1"] if "stage2_step" in typed else []
+    return [*words, *own, *SHORT, *stage]
 
 
 def run(line, model):
     """Run a command, in this process where it is train.py, eval.py or a script of training."""
     _, *words = shlex.split(line)
-    if words[0] == "-m":
+    if words[0] in ("-m", "-c"):
         return subprocess.run([sys.executable, *words], check=True, cwd=ROOT,
                               stdout=subprocess.DEVNULL)
     script, *flags = words

@@ -5,27 +5,26 @@ import ast
 import math
 import re
 import shlex
+from dataclasses import fields
 
 import pytest
 import torch
 from markdown_it import MarkdownIt
 
 from documents import ABOVE, COMMANDS, DOCUMENTS, PROGRAM, ROOT, table
+from eval import make_parser
 from losses import OBJECTIVES
-from session import checks
-from session.arguments import ALGORITHMS, flags, parse_flags, parse
-from tools import commands
+from session.arguments import ALGORITHMS, Settings, parse, parse_flags
 
 CONTRIBUTING = DOCUMENTS[".github/CONTRIBUTING.md"]
 CODE = PROGRAM | ABOVE
 every_document = pytest.mark.parametrize("name", DOCUMENTS)
 
-# Flags of other programs (torchrun, git, pip, docker, nsjail, tensorboard, sha256sum), and what
-# stands for any flag.
-OTHERS = {*"""nproc_per_node nnodes help no-deps reject chroot memory network pids-limit rlimit_as
-    rm really_quiet time_limit flag name no_name learning-rate ro-bind tmpfs proc dev unshare-all
-    die-with-parent config-path config-name new-session headless no-sandbox hide-scrollbars logdir
-    check index-url imitation_coef""".split()}             # the last: CONTRIBUTING's example
+EXAMPLES = {"over_median", "--imitation_coef"}       # CONTRIBUTING's, which nothing has yet
+# flags of torchrun, pip, bubblewrap and Chromium, and what stands for any flag
+OTHERS = {*"""help nproc_per_node no-deps logdir index-url ro-bind tmpfs proc dev unshare-all
+    die-with-parent new-session headless no-sandbox hide-scrollbars flag name
+    imitation_coef""".split()}
 
 
 # -------------------------------------------------------------------------------- files and links
@@ -78,21 +77,18 @@ def test_contributing_names_files_and_functions_that_exist(name):
 
 @pytest.mark.parametrize("line", sorted(
     {line for _, line in COMMANDS if not re.search("for arm|…", line)}))
-def test_a_command_names_files_that_exist_and_flags_that_fit(line, monkeypatch):
+def test_a_command_is_one_line_that_names_files_and_flags_that_exist(line, monkeypatch):
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)    # a Mac's command
-    monkeypatch.setattr(checks, "find_spec", lambda package: True)       # where it is not installed
-    if "--sampler vllm" in line:                             # it needs an environment of its own
-        monkeypatch.syspath_prepend(str(ROOT / "tests/features/fake"))
-    line = line.replace("@tools.json", "{}")                 # which the command before it writes
-    words = shlex.split(line.split("&&")[-1].replace("$arm --seed $seed ", ""))
-    theirs = {"over_median", "--imitation_coef"}         # CONTRIBUTING's examples
-    if "train.py" in words and not theirs & {*words}:
-        assert parse(words[words.index("train.py") + 1:])
-    if "passk" in words:
-        kept = ["--dataset_name", "data/notes.jsonl"] if "runs/notes" in line else []    # the run's
-        commands.parse_command([*words[words.index("passk"):], *kept], "")
+    monkeypatch.syspath_prepend(str(ROOT / "tests/features/fake"))           # vllm
+    line = line.replace("@tools.json", "tools=[]")           # which the command before it writes
+    words = shlex.split(line.split("&&")[-1])
+    if "train.py" in words and not EXAMPLES & {*words}:
+        parse(words[words.index("train.py") + 1:])
+    if "eval.py" in words:
+        _, others = make_parser().parse_known_args(words[words.index("eval.py") + 1:])
+        parse_flags(others)
     for word in words:
-        if re.fullmatch(r"((tests|experiments|benchmarks)/)?[^/]+\.py", word):
+        if re.fullmatch(r"((tests|experiments|benchmarks|recipes)/)?[^/ ]+\.py", word):
             shown = any(f"`{word}`:" in text for text in DOCUMENTS.values())
             assert (ROOT / word).is_file() or word == "mine.py" or shown, word
 
@@ -105,13 +101,13 @@ def flags_of(text):
 
 
 def known_flags():
-    ours = {f.name for f in flags()}
+    ours = {f.name for f in fields(Settings)}
     house = [file.read_text(encoding="utf-8") for file in ROOT.glob("tests/house/*.py")]
     code = "\n".join([*CODE.values(), *house])
     added = {name for call in re.findall(r"add_argument\(([^)]*)", code)
              for name in re.findall(r'"--([\w-]+)"', call)}
     taken = {*re.findall(r'"--([\w-]+)" in (?:sys\.)?argv', code)}
-    return ours | {f"no_{name}" for name in ours} | added | taken | OTHERS
+    return ours | added | taken | OTHERS
 
 
 @pytest.mark.parametrize("name", [*DOCUMENTS, *CODE])
@@ -142,8 +138,6 @@ def test_every_metric_of_a_run_is_explained(run):
     explained = named("docs/metrics.md", "| metric |")
     found, = run("--mismatch token_truncate --eval_samples 1 --eval_steps 1")
     assert {*found} <= explained, {*found} - explained
-    assert len(table("README.md", "| metric | healthy")) == 6
-    assert named("README.md", "| metric | healthy") <= explained
 
 
 @pytest.mark.parametrize("name", [name for name in CODE if name.startswith("features")])
@@ -160,7 +154,7 @@ def test_family_table_is_the_code():
     rows = {row[0].strip("`"): row for row in table("docs/family.md", "| name | ratio |")}
     assert list(rows) == list(OBJECTIVES)
     for name, objective in OBJECTIVES.items():
-        _, ratio, clip, clip_range, reduction, paper, _ = rows[name]
+        _, ratio, clip, clip_range, reduction, paper = rows[name]
         own = (objective.ratio, objective.clip, objective.reduction)
         assert (ratio, clip, reduction) == own, name
         assert paper.startswith(objective.source or "–"), name
@@ -180,10 +174,7 @@ def test_presets_of_the_documents_are_all_presets():
                      if preset != {"objective": name}}
 
 
-# ---------------------------------------------------------------------------------------- README
-
-
-
+# ----------------------------------------------------------------------------------- corrections
 
 TERM = r"(?:(?:exp|log|[-\d.()/·+ ]|\de)*[\d)])"              # of digits, signs, exp and log
 

@@ -22,40 +22,27 @@ dotted = lambda file: file.removesuffix(".py").replace("/", ".").removesuffix(".
 SOURCES = {dotted(file): text for file, text in PROGRAM.items()
            if "/" in file or dotted(file) in CONCEPTS + TOP}
 OTHERS = {dotted(file): text for file, text in ABOVE.items()}
-every_module = pytest.mark.parametrize("module", SOURCES)
-
-
-@functools.cache
-def tree(module):
-    return ast.parse((SOURCES | OTHERS)[module])
 
 
 @functools.cache
 def imports(module):
-    """(what is imported, the names asked of it, inside a function?, only in the demo?) of every
-    import of a module."""
+    """(what is imported, the name asked of it or None) of every import of a module, also of those
+    inside a function, which --help or a GPU waits for."""
     found = []
-
-    def walk(node, inside, demo):
-        for child in ast.iter_child_nodes(node):
-            if isinstance(child, ast.Import):
-                found.extend((alias.name, (), inside, demo) for alias in child.names)
-            elif isinstance(child, ast.ImportFrom):
-                for alias in child.names:        # from plumbing.speed import fast: a module
-                    whole = f"{child.module}.{alias.name}"
-                    what = (whole, ()) if whole in SOURCES else (child.module, (alias.name,))
-                    found.append((*what, inside, demo))
-            function = isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
-            main = isinstance(child, ast.If) and "__name__" in ast.unparse(child.test)
-            walk(child, inside or function, demo or main)
-    walk(tree(module), False, False)
+    for node in ast.walk(ast.parse((SOURCES | OTHERS)[module])):
+        if isinstance(node, ast.Import):
+            found += [(alias.name, None) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            for alias in node.names:             # from plumbing.speed import fast: a module
+                whole = f"{node.module}.{alias.name}"
+                found.append((whole, None) if whole in SOURCES else (node.module, alias.name))
     return found
 
 
 def defined(module):
     """The names that a file itself defines."""
     names = set()
-    for node in tree(module).body:
+    for node in ast.parse(SOURCES[module]).body:
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
             names.add(node.name)
         for target in getattr(node, "targets", [getattr(node, "target", None)]):
@@ -65,22 +52,19 @@ def defined(module):
 
 @pytest.mark.parametrize("module", CONCEPTS)
 def test_a_concept_imports_torch_transformers_and_the_concepts_below_it(module):
-    allowed = {"torch", "transformers", *sys.stdlib_module_names,
+    """And tokenizers, for its worked example."""
+    allowed = {"torch", "transformers", "tokenizers", *sys.stdlib_module_names,
                *CONCEPTS[:CONCEPTS.index(module)]}
-    for name, _, _, demo in imports(module):
-        package = name.split(".")[0]
-        assert package in allowed or demo and package == "tokenizers", f"{module}.py imports {name}"
+    for name, _ in imports(module):
+        assert name.split(".")[0] in allowed, f"{module}.py imports {name}"
 
 
-@every_module
-def test_a_module_imports_nothing_late_and_a_name_from_the_file_that_defines_it(module):
-    """eval.py draws with tools/ only when it is asked to: training stands without that folder."""
-    for name, names, inside, demo in imports(module):
+@pytest.mark.parametrize("module", SOURCES)
+def test_a_name_is_imported_from_the_file_that_defines_it(module):
+    for name, asked in imports(module):
         assert name.split(".")[0] != "tests", f"{module} imports {name}"
-        if name in SOURCES:
-            late = inside and not demo and not (module == "eval" and name.startswith("tools."))
-            assert not late, f"{module} imports {name} inside a function"
-            assert {*names} <= defined(name), f"{module} has {names} from {name}, not its own"
+        if asked and name in SOURCES:
+            assert asked in defined(name), f"{module} has {asked} from {name}, not its own"
 
 
 def room(module):
@@ -93,7 +77,7 @@ def test_no_circle(of):
     below = {}
     for module in SOURCES:
         late = re.findall(r'import_module\("([\w.]+)"\)', SOURCES[module])
-        names = [name for name, *_ in imports(module)] + late
+        names = [name for name, _ in imports(module)] + late
         there = {of(name) for name in names if name in SOURCES}
         below.setdefault(of(module), set()).update(there - {of(module)})
     TopologicalSorter(below).prepare()                       # raises CycleError, which names it
@@ -109,12 +93,9 @@ def test_contributing_says_which_way_imports_point():
     assert chain == [*order, "torch and transformers"]
 
     def place(module):
-        in_run = module.startswith("session.")
-        word = "session" if in_run else module.split(".")[0]
+        word = module.split(".")[0]
         return next((at for at, names in enumerate(order.values()) if word in names), None)
     for module in SOURCES | OTHERS:
-        for name in [name for name, *_ in imports(module) if name]:     # None: of the same folder
-            there = place(name)
+        for name, _ in imports(module):
+            there = place(name or "")                # None: of the same folder
             assert there is None or place(module) <= there, f"{module} imports {name}"
-
-
