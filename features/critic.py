@@ -29,6 +29,7 @@ class Flags:
 class Critic(Feature):
     flags = Flags
     provides = ("values", "lam")
+    needs = "--algorithm ppo, or an --advantage that reads values, such as gae"
 
     @classmethod
     def on(cls, settings):
@@ -36,13 +37,7 @@ class Critic(Feature):
 
     @classmethod
     def check(cls, settings):
-        if not cls.on(settings):
-            for name in ("lam", "critic_warmup"):
-                if getattr(settings, name) != getattr(Flags, name):
-                    refuse(settings, name, "needs a critic: --algorithm ppo, --advantage gae, or "
-                           "another advantage that reads values")
-            return
-        if settings.critic_warmup >= settings.steps:
+        if cls.on(settings) and settings.critic_warmup >= settings.steps:
             refuse(settings, "critic_warmup", f"leaves none of the --steps {settings.steps} to the "
                    "policy")
 

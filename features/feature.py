@@ -25,6 +25,7 @@ class Feature:
     run does not need and that __init__ has set to None. What else a class has begins with _."""
 
     flags = None                 # a frozen dataclass, whose fields are made by flag()
+    needs = ""                   # what turns it on, for a refusal; "": its first flag
     presets = {}                 # {algorithm: {flag: value}}, as arguments.PRESETS
     provides = ()                # keys of advantages.INPUTS that it puts into batch.extras
 
@@ -34,6 +35,15 @@ class Feature:
     def on(cls, settings):
         """Whether the run has the feature: here, whether its first flag is on."""
         return bool(getattr(settings, fields(cls.flags)[0].name))
+
+    @classmethod
+    def check_off(cls, settings):
+        """Refuse its flags where it is off: they have no effect."""
+        off = cls.flags and not cls.on(settings)
+        names = [f.name for f in fields(cls.flags)] if off else []
+        for name in names:
+            if getattr(settings, name) != getattr(cls.flags(), name):
+                refuse(settings, name, f"needs {cls.needs or f'--{names[0]}'}")
 
     @classmethod
     def check(cls, settings):

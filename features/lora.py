@@ -24,11 +24,11 @@ class Flags:
                "--learning_rate of full training; if --model_name_or_path is an adapter's "
                "checkpoint, continue to train its adapters (needs pip install peft)",
         section="adapters", without="shard")
-    lora_r: int = flag(16, "LoRA rank", at_least=1, needs="use_peft")
+    lora_r: int = flag(16, "LoRA rank", at_least=1)
     lora_alpha: int = flag(
-        32, "LoRA alpha; LoRA scaling is lora_alpha / lora_r", at_least=1, needs="use_peft")
+        32, "LoRA alpha; LoRA scaling is lora_alpha / lora_r", at_least=1)
     lora_target_modules: list[str] = flag([], "modules that get a LoRA adapter",
-                                          unset="every linear layer", needs="use_peft")
+                                          unset="every linear layer")
 
 
 class LoRA(Feature):

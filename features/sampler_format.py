@@ -30,7 +30,7 @@ class SamplerFormat(Feature):
 
     @classmethod
     def on(cls, settings):
-        return find_sampler_format(settings) != "float32" or bool(settings.autocast_dtype)
+        return bool(settings.sampler_dtype or settings.autocast_dtype)
 
     @classmethod
     def check(cls, settings):

@@ -11,13 +11,16 @@ TRACKERS = ("tensorboard", "wandb", "trackio")               # also the names of
 
 @dataclass(frozen=True)
 class Flags:
-    report_to: str | None = flag(None, "also send the metrics to this tracker", unset="none",
-                                 choices=TRACKERS,
-                                 section="a tracker")
+    report_to: str = flag("none", "also send the metrics to this tracker",
+                          choices=("none", *TRACKERS), section="a tracker")
 
 
 class Trackers(Feature):
     flags = Flags
+
+    @classmethod
+    def on(cls, settings):
+        return settings.report_to != "none"
 
     def __init__(self, run):
         self.settings = run.settings

@@ -18,6 +18,7 @@ import session.learner
 import train
 from chat_server import chat_server
 from plumbing.data.tasks import prepare_task
+from plumbing.refusal import Refusal
 from session.arguments import parse
 from tiny_run import SMALL, TINY, metrics, write
 
@@ -98,8 +99,7 @@ def test_the_reward_function_that_runs_code(workplace, monkeypatch):
     assert judged(task, answers, [problem] * 5) == [1, 1, 0, 0, 0]
     assert task.reward_functions[0].time_limit == 20
     monkeypatch.setenv("JAIL", "no-such-program")
-    words = "runs.py:passes: raised FileNotFoundError.*each of the first"
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(Refusal, match="runs.py:passes fails on each of the first"):
         prepare_task(parse(argv))
 
 
@@ -142,7 +142,7 @@ def test_the_calculator(workplace):
     assert task.prompt_template == ("117+225=<tool>117+225</tool>342\n"
                                     "538+146=<tool>538+146</tool>684\n{prompt}")
     assert task.stop == ("\n", "</tool>")
-    step = parse(argv).loaded_environment.kind({"answer": "948"}).step
+    step = parse(argv).environment_class({"answer": "948"}).step
     assert step("3=<tool> 2 + 3+-10 ") == ("-5", 0, False)
     assert step("<tool>__import__('os')") == ("error: only sums of whole numbers", 0, False)
     assert [step(words)[1:] for words in ("948", "9480")] == [(1, True), (0, True)]

@@ -12,13 +12,14 @@ from plumbing.data.datafiles import Problem
 from plumbing.data.running_sum import builtin_tokenizer
 from plumbing.data.task import Task, encode_prompt
 from plumbing.data.tasks import prepare_task
+from plumbing.refusal import Refusal
 from session.arguments import parse
 from tiny_run import jsonl, read_json, write
 
 CHARACTERS = "0123456789+=,.:#<>/{}abcdefghijklmnopqrstuvwxyzQA \n"
 CHAT = ("{% for m in messages %}<{{ m.role }}>{{ m.content }}</{{ m.role }}>{% endfor %}"
         "{% if add_generation_prompt %}<assistant>{% endif %}")
-ROW = Problem("3+8=", "11", "rows.jsonl line 1")
+ROW = Problem("3+8=", "11", "rows.jsonl row 1")
 ROWS = "--model_name_or_path m --dataset_name rows.jsonl "
 EXACT = ROWS + "--verifier exact "
 
@@ -51,16 +52,6 @@ BRACES = dict(prompt_template="{a} {prompt} {} {prompt}")
     (None, True, BRACES, "{a} 3+8= {} 3+8=")])               # every prompt, and braces are text
 def test_what_a_chat_model_and_a_base_model_read(template, chat, around, text):
     assert read(with_template(template), chat, **around) == text
-
-
-@pytest.mark.parametrize("template, words", [
-    ("{{ raise_exception('System role not supported') }}",
-     "cannot be tokenized: System role not supported"),
-    ("{{ messages[1].content }}", "drops the system message: use --prompt_template instead")])
-def test_a_chat_template_that_knows_no_system_message_is_refused(template, words):
-    words = f"rows.jsonl line 1: .*{words}"
-    with pytest.raises(ValueError, match=words):
-        read(with_template(template), system_prompt="add.")
 
 
 @pytest.fixture
@@ -96,7 +87,6 @@ def test_what_a_chat_template_opened_is_part_of_the_prompt_and_is_shown_once(row
     line, = [line for line in out.splitlines() if line.startswith("first prompt")]
     assert "2+2=4.1+" in line and "=<pad>,+" in line
     assert line.startswith("first prompt, 16 tokens: ")
-    assert out.index("first prompt") < out.index("batch 1/1")
     responses = Path("seen").read_text(encoding="utf-8").splitlines()    # without the template
     assert responses and max(map(len, responses)) <= 4
     for sample in read_json("run/samples.jsonl")[0]["samples"]:
@@ -120,14 +110,13 @@ BOM = b"\xef\xbb\xbf"
 
 def test_a_file_with_a_byte_order_mark_is_read_without_it(rows):
     Path("shots.txt").write_bytes(BOM + b"1+2=3\n{prompt}\n")
-    Path("mine.py").write_bytes(BOM + b"def reward(completions):\n    return [1]\n")
-    task = prepare_task(parse((ROWS + "--prompt_template @shots.txt --system_prompt @shots.txt "
-                                 "--verifier mine.py:reward").split()))
+    task = prepare_task(parse((EXACT + "--prompt_template @shots.txt --system_prompt @shots.txt"
+                               ).split()))
     assert task.prompt_template == task.system_prompt == "1+2=3\n{prompt}"
-    assert task.reward_functions[0].batched
 
 
-def test_a_backslash_n_is_a_line_break_in_every_flag_that_takes_a_text():
-    args = parse((ROWS + "--stop a\\n --self_distillation answer --distillation_coef 1 "
-                  "--algorithm grpo --hint_template {answer}\\n{prompt}").split())
-    assert (args.stop, args.hint_template) == (["a\n"], "{answer}\n{prompt}")
+@pytest.mark.parametrize("line, words", [
+    ("--prompt_template Q:", "must contain {prompt}"), ("--system_prompt @no.txt", "no.txt")])
+def test_a_text_that_cannot_be_used_is_refused(line, words, rows):
+    with pytest.raises(Refusal, match=words):
+        prepare_task(parse((EXACT + line).split()))
