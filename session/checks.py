@@ -26,6 +26,7 @@ def check_settings(settings):
     check_objective(settings)
     check_batch(settings)
     for feature in FEATURES:
+        feature.check_off(settings)
         feature.check(settings)
 
 
