@@ -164,13 +164,11 @@ class TurnSampler(Wrapper):
         turn whose last token is `last`. A control token in an observation is encoded as ordinary
         text there: it must not end the message and begin another one."""
         end, before, after = self.between
-        pieces = [before + observation + after]
-        if before and any(token in observation for token in self.control):
-            pieces = [before, observation, after]
+        forged = before and any(token in observation for token in self.control)
         ids = []
-        for piece in pieces:
+        for piece in (before, observation, after) if forged else [before + observation + after]:
             ids += encode_text(self.tokenizer, piece, add_special_tokens=False,
-                               split_special_tokens=piece is observation)
+                               split_special_tokens=bool(forged) and piece is observation)
         if end is not None and last not in self.ends:
             ids = [end, *ids]
         if before and ids[:1] == [last]:             # the policy wrote the template's first token
