@@ -85,7 +85,7 @@ class WithoutAdapters:
 
 def add_adapters(policy, settings, folder=None):
     """Freeze the policy and insert adapters: new ones, as the flags describe them, or those of a
-    checkpoint folder. Raises Refusal without peft, and if they do not fit the model."""
+    checkpoint folder. Raises Refusal if they do not fit the model."""
     config = read_peft_config(folder) if folder else new_config(policy, settings)
     insert_adapters(policy, config, settings.seed)
     return load_adapters(policy, folder) if folder else policy
