@@ -14,7 +14,7 @@ from plumbing.data.task import Task, encode_prompt
 from plumbing.data.tasks import prepare_task
 from plumbing.refusal import Refusal
 from session.arguments import parse
-from tiny_run import jsonl, read_json, write
+from tiny_run import jsonl, write
 
 CHARACTERS = "0123456789+=,.:#<>/{}abcdefghijklmnopqrstuvwxyzQA \n"
 CHAT = ("{% for m in messages %}<{{ m.role }}>{{ m.content }}</{{ m.role }}>{% endfor %}"
@@ -71,26 +71,21 @@ def test_flags_take_text_with_line_breaks_or_a_file_without_its_last_one(line, s
     assert (task.system_prompt, task.prompt_template) == (system, template)
 
 
-def test_what_a_chat_template_opened_is_part_of_the_prompt_and_is_shown_once(rows, cold_start, run,
-                                                                             capsys):
+def test_what_a_chat_template_opened_is_part_of_the_prompt_and_is_shown(rows, cold_start, run,
+                                                                        capsys, calls):
     from transformers import AutoTokenizer
     shutil.copytree(cold_start, "m")
     tokenizer = AutoTokenizer.from_pretrained("m")
     tokenizer.chat_template = ("{% for m in messages %}{{ m.content }}{% endfor %}"
                                "{% if add_generation_prompt %}=<pad>,+{% endif %}")  # <think>
     tokenizer.save_pretrained("m")
-    write("mine.py", "def reward(response, answer):\n"
-                     "    open('seen', 'a').write(response + '\\n')\n    return 1\n")
-    run(ROWS + "--verifier mine.py:reward --max_completion_length 4 --system_prompt 2+2=4. "
-        "--prompt_template 1+{prompt}")
+    seen = calls(Task, "reward_components")
+    run(EXACT + "--max_completion_length 4 --system_prompt 2+2=4. --prompt_template 1+{prompt}")
     out = capsys.readouterr().out
-    line, = [line for line in out.splitlines() if line.startswith("first prompt")]
+    line, = [line for line in out.splitlines() if line.startswith("first prompt, 16 tokens: ")]
     assert "2+2=4.1+" in line and "=<pad>,+" in line
-    assert line.startswith("first prompt, 16 tokens: ")
-    responses = Path("seen").read_text(encoding="utf-8").splitlines()    # without the template
-    assert responses and max(map(len, responses)) <= 4
-    for sample in read_json("run/samples.jsonl")[0]["samples"]:
-        assert len(sample["response"]) <= 4 and sample["prompt"].endswith("+1=")
+    (_, responses, problems, *_), *_ = seen[-1]
+    assert max(map(len, responses)) <= 4 and problems[0].prompt.endswith("+1=")
 
 
 def test_no_prompt_ends_with_the_end_token_that_a_tokenizer_appends(rows, cold_start, run, capsys):

@@ -52,9 +52,7 @@ def own(tmp_path):
     ("42", ["42", "so 6 * 7 = 42.", "42.0", r"\boxed{42}", r"$\frac{84}{2}$", "It is 42"],
      ["41", "", "forty-two"]),
     ("so\n#### 1,125", ["1125", "1,125 grams"], ["1", "125"]),           # as in GSM8K
-    ("-3", ["-3", r"\boxed{-3}", "it is -3."], ["3"]),
     (r"\frac{3}{4}", ["3/4", "0.75", r"$\frac{6}{8}$"], ["4/3", "3"]),      # a bare LaTeX answer
-    (r"2\sqrt{3}", [r"$2\sqrt{3}$", r"\boxed{\sqrt{12}}"], ["2", "3", "23"]),
     (r"x^2 + 2x + 1", [r"$(x+1)^2$"], ["$x^2$", "1"]),
     (r"Hence $x = 5$, so \boxed{5}", ["5"], ["4"]),         # a worked solution
     ("42", [r"\boxed{41} no wait \boxed{42}"],              # the last box decides
@@ -77,16 +75,6 @@ def test_a_users_function_may_give_any_finite_number(own, capfd):
     texts = ["a", "ab\nc", "\x00é🙂", ""]
     assert judged(check, "abcd", *texts) == [len(text) / 4 for text in texts]
     assert not check.errors and "checking ab" in capfd.readouterr().err
-
-
-def test_two_files_of_one_name_are_two_modules(tmp_path):
-    for folder in ("a", "b"):
-        (tmp_path / folder).mkdir()
-        write(tmp_path / folder / "same.py", "import sys\ndef check(completions):\n"
-              f"    return [{folder!r}, sys.modules[__name__]]")
-    one, two = (RewardFunction(f"{tmp_path}/{name}/same.py:check").function for name in "ab")
-    assert [one([])[0], two([])[0]] == ["a", "b"]
-    assert one([])[1].__dict__ is one.__globals__            # where dataclasses and pickle look
 
 
 # -------------------------------------------------------------------------------- what breaks, is 0

@@ -4,27 +4,20 @@ weighted, and what is logged. python -m pytest tests/data/test_rewards.py"""
 import importlib.util
 import inspect
 import sys
-from dataclasses import replace
-from fractions import Fraction
-from itertools import chain, product
+from itertools import chain
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 
-import advantages
-from advantages import gdpo
-from eval import main as eval_main
 from plumbing.data.reward_functions import RewardFunction
-from plumbing.data.running_sum import running_sum
 from plumbing.data.task import Task
 from plumbing.refusal import Refusal
-from tiny_run import (SMALL, TRAIN, differences, jsonl, load_task, metrics, python, read_json,
-                      write)
+from tiny_run import differences, jsonl, load_task, read_json, write
 
 DATA = ("--model_name_or_path model --dataset_name rows.jsonl --max_completion_length 4 "
         "--verifier mine.py:reward ")
+LATE = "7+8="            # the prompt of the only row with another column
 
 
 @pytest.fixture
@@ -48,6 +41,8 @@ def task(sums):
 def judged(model, sums, run):
     """judged(source, "--steps 2") is the metrics of a run on the sums by the reward of mine.py,
     whose text is the source."""
+    jsonl("rows.jsonl", [row | {"late": 7} if row["prompt"] == LATE else row for row in sums])
+
     def train(source, line="", folder="run"):
         write("mine.py", source)
         return run(DATA + line, folder=folder)
@@ -67,7 +62,7 @@ def test_parts_are_weighed_in_the_order_in_which_they_are_named(task, sums):
     problem = judge.train[0]
     a = problem.row["largest"]
     parts = judge.reward_components([problem.answer, "no"], [problem] * 2)
-    assert parts.tolist() == [[1, 0.5, a], [0, 0.5, a]] and judge.total(parts, 2)[0] == 2 - a
+    assert parts.tolist() == [[1, 0.5, a], [0, 0.5, a]] and judge.total(parts)[0] == 2 - a
 
 
 @pytest.mark.parametrize("bad", ["{'right': 1, 'format': float('nan')}",
@@ -87,83 +82,7 @@ def test_a_function_that_fails_on_some_reference_answers_is_kept_and_they_are_no
     assert judge.component_names == ["right", "a"] and not judge.reward_functions[0].errors
 
 
-# two processes: functions that fail on some texts, change the order of parts, leave one out
-ROUGH = """
-import zlib
-def reward(response, answer):
-    r = zlib.crc32(f"{response} {answer}".encode())
-    parts = {"right": float(response[:1] == answer[:1]), "short": 0.1 * (len(response) < 3)}
-    parts["odd"] = r % 2 / 10
-    if r % 7 == 3:
-        raise ValueError("no")
-    if r % 7 == 4:
-        del parts["odd"]
-    return dict(reversed(parts.items())) if r % 7 < 3 else parts
-"""
-
-
-@pytest.mark.slow
-def test_two_processes_name_and_count_the_parts_as_one_does(model, sums):
-    write("mine.py", ROUGH)
-    words = [TRAIN, *SMALL, *DATA.split(), *"--steps 2 --reward_weights 1 0.5 -0.25".split()]
-    found = []
-    for n in (1, 2):
-        python(*words, "--output_dir", f"run{n}", processes=n)
-        found.append([[row[key] for key in ("reward", "reward_parts", "pass_rate",
-                                            "verifier_errors")] for row in metrics(f"run{n}")])
-    assert found[0] == found[1] and len(found[0]) == 2
-
-
-def test_equal_sums_are_equal_rewards(task):
-    """So a group whose answers are equally good has no signal."""
-    judge = task("def reward(response, answer):\n    return {'a': 0, 'b': 0, 'c': 0}\n")
-    usual = [0.0, 0.1, 0.2, 0.25, 0.3, 0.5, 0.6, 0.7, 1.0, 100.1, -0.1]
-    rows = [*product(usual, repeat=3)]
-    totals = {}
-    for row, total in zip(rows, judge.total(torch.tensor(rows)).tolist()):
-        totals.setdefault(sum(Fraction(str(x)) for x in row), set()).add(total)
-    for exact, (total, *others) in totals.items():
-        assert not others and float(exact) == pytest.approx(total, rel=1e-6, abs=1e-12)
-
-
-def test_a_single_part_is_the_reward_to_the_last_bit():
-    sums, part = running_sum(1, 2, train_size=20, test_size=4), torch.rand(64, 1)
-    penalty = -torch.rand(64, 1)
-    assert torch.equal(sums.total(part), part[:, 0])
-    assert torch.allclose(sums.total(torch.cat([part, penalty], 1)), (part + penalty)[:, 0])
-
-
-def test_parallel_calls_give_the_same_rewards_in_the_same_order(sums, monkeypatch):
-    monkeypatch.setattr("os.cpu_count", lambda: 4)
-    write("mine.py",
-        "import os, time\ndef reward(response, answer):\n    n = int(response)\n"
-        "    time.sleep(n % 3 / 500)\n    if n % 7 == 3: raise ValueError\n"
-        "    if n % 31 == 8: os._exit(1)\n    return n / 1000\n")
-    check = RewardFunction("mine.py:reward", 20.0)
-    problem = load_task("rows.jsonl").train[0]
-    scores = check.scores([str(n) for n in range(1, 100)], [problem] * 99)
-    expected = [{} if n % 7 == 3 or n % 31 == 8 else {"reward": n / 1000} for n in range(1, 100)]
-    assert scores == expected and check.errors == expected.count({}) and len(check.idle) <= 4
-    check.close()
-
-
 # ------------------------------------------------------------------------------- in training
-
-def test_gdpo_gets_the_parts_apart_and_their_weights(judged, monkeypatch):
-    seen = []
-
-    def noted(parts, part_weights, group_size):
-        seen.append((parts, part_weights, group_size))
-        return gdpo(parts, part_weights, group_size)
-    row = replace(advantages.ADVANTAGES["gdpo"], function=noted)
-    monkeypatch.setitem(advantages.ADVANTAGES, "gdpo", row)
-    source = ("def reward(response, answer):\n"
-              "    return {'right': response == answer, 'length': len(response)}\n")
-    judged(source, "--verifier mine.py:reward exact --reward_weights 1 0.1 0 --advantage gdpo")
-    parts, part_weights, group_size = seen[-1]
-    assert parts.shape == (16, 3) and part_weights == [1.0, 0.1, 0.0] and group_size == 4
-    assert torch.equal(parts[:, 0], parts[:, 2]) and parts[:, 1].max() > 1
-
 
 def test_verifier_errors_go_on_over_a_resume(judged, run, killed):
     source = ("def reward(response, answer):\n"
@@ -198,23 +117,24 @@ def test_a_reward_that_cannot_be_counted_is_refused_and_a_bug_keeps_its_tracebac
 
 # ----------------------------------------------------------- functions of a whole batch, as TRL's
 
-def test_a_run_hands_over_whole_groups_of_plain_strings_and_logs_the_parts(judged):
-    records = judged(
+def test_a_run_hands_over_whole_groups_of_plain_strings_and_all_columns(judged):
+    """A row may lack a column; the rewards are those of its return."""
+    record, = judged(
         "import json\ndef reward(prompts, completions, completion_ids=None, **columns):\n"
         "    with open('calls.jsonl', 'a') as file:\n"
         "        file.write(json.dumps([prompts, completions, completion_ids, columns]) + '\\n')\n"
         "    return [float(c[:1] == a) for c, a in zip(completions, columns['answer'])]\n",
-        "--steps 2 --verifier mine.py:reward exact")
-    calls = read_json("calls.jsonl")
-    for (prompts, completions, ids, columns), record in zip(calls, records, strict=True):
-        assert len(prompts) == len(completions) == len(ids) == 16
-        assert set(columns) == {"answer", "largest"}
-        assert columns["largest"] == [int(max(prompt[0], prompt[2])) for prompt in prompts]
-        assert all(len(set(prompts[i:i + 4])) == 1 for i in range(0, 16, 4))
-        assert all(len(c) <= len(x) <= 4 for c, x in zip(completions, ids))
-        right = sum(c[:1] == a for c, a in zip(completions, columns["answer"])) / 16
-        assert record["reward_parts"]["reward"] == record["pass_rate"] == right
-        assert set(record["reward_parts"]) == {"reward", "exact"}
+        "--verifier mine.py:reward exact")
+    (prompts, completions, ids, columns), = read_json("calls.jsonl")
+    assert len(prompts) == len(completions) == len(ids) == 16
+    assert set(columns) == {"answer", "largest", "late"}
+    assert [n is None for n in columns["late"]] == [prompt != LATE for prompt in prompts]
+    assert columns["largest"] == [int(max(prompt[0], prompt[2])) for prompt in prompts]
+    assert all(len(set(prompts[i:i + 4])) == 1 for i in range(0, 16, 4))
+    assert all(len(c) <= len(x) <= 4 for c, x in zip(completions, ids))
+    right = sum(c[:1] == a for c, a in zip(completions, columns["answer"])) / 16
+    assert record["reward_parts"]["reward"] == record["pass_rate"] == right
+    assert set(record["reward_parts"]) == {"reward", "exact"}
 
 
 def test_the_metrics_mean_is_over_the_answers_that_have_the_part(judged):
@@ -268,14 +188,6 @@ def test_a_file_with_dataclasses_and_a_neighbour_called_like_a_package(task):
     assert parts.flatten().tolist() == pytest.approx([22 / 3, 7])
 
 
-def test_a_column_that_first_appears_late_reaches_a_reward_function(task, sums):
-    jsonl("rows.jsonl", [*sums[:-1], sums[-1] | {"late": 7}])
-    judge = task("def reward(completions, late):\n    return [n or 0.5 for n in late]\n")
-    problems = judge.train + judge.test
-    rewards = judge.reward_components([""] * len(sums), problems).flatten().tolist()
-    assert sorted(rewards) == [0.5] * (len(sums) - 1) + [7]
-
-
 # ------------------------------------------------------------- every reward function of TRL
 
 RECORDER = """
@@ -309,7 +221,7 @@ def conversations(chat_model):
 
 def test_rows_as_verl_has_them(conversations, run, calls):
     """Nested columns; two rows with one prompt; a row's own system message; the template's
-    variables, in prompts, evaluations and questions."""
+    variables."""
     from plumbing.data import task as module
     conversations.chat_template += "{% if strict %}+{{ strict }}{% endif %}"
     conversations.save_pretrained("chat")
@@ -317,21 +229,14 @@ def test_rows_as_verl_has_them(conversations, run, calls):
         {"prompt": [{"role": "system", "content": "1,"}, {"role": "user", "content": f"{a}+1"}],
          "reward_model": {"style": "rule", "ground_truth": f"worked\n#### {i}"}, "index": i}
         for a in (1, 2) for i in range(4)])
-    write("mine.py",
-        "import json\n"
-        "def score(response, answer, problem):\n"
-        "    with open('calls.jsonl', 'a') as file:\n"
-        "        file.write(json.dumps([answer, problem['index']]) + '\\n')\n"
-        "    return 0.5\n")
+    write("mine.py", "def score(response, answer, problem):\n"
+                     "    return 0.5 * (answer == str(problem['index']))\n")
     prompts = calls(module, "encode_prompt")
     record, = run(TALK + "--columns prompt reward_model.ground_truth --verifier mine.py:score "
-                  "--max_completion_length 4 --system_prompt 2= --save_steps 1 --eval_samples 1 "
-                  "--eval_prompts 2 --chat_template_kwargs", '{"strict": 7}')
+                  "--max_completion_length 4 --system_prompt 2= --chat_template_kwargs",
+                  '{"strict": 7}')
     assert record["reward_parts"] == {"score": 0.5}
-    assert {*map(tuple, read_json("calls.jsonl"))} == {(str(i), i) for i in range(4)}
-    eval_main(["ask", "run/checkpoints/step_1", "1+2", "--n", "1", "--trust_run_code"])
-    texts = {conversations.decode(ids) for _, _, ids in prompts}
-    assert any("1,2+1=+7" in text for text in texts) and any("2=1+2=+7" in text for text in texts)
+    assert {conversations.decode(ids)[-8:] for _, _, ids in prompts} == {"1,1+1=+7", "1,2+1=+7"}
 
 
 trl_rewards = importlib.import_module("trl.rewards") if importlib.util.find_spec("trl") else None
@@ -373,48 +278,6 @@ def test_every_reward_function_of_trl_works_unchanged(name, form, conversations,
     mean = given.nanmean().nan_to_num().item()
     assert record["reward_parts"]["reward"] == pytest.approx(mean)
     assert name == "reasoning_accuracy_reward" or len(set(given.tolist())) > 1
-
-
-SIGNATURES = """
-CALLS = []
-def documented(completions, **kwargs):
-    CALLS.append(dict(kwargs, completions=completions))
-    return [float(len(completion[0]["content"])) for completion in completions]
-def with_columns(prompts, completions, answer, **kwargs):
-    CALLS.append(dict(kwargs, prompts=prompts, completions=completions, answer=answer))
-    return [float(c[0]["content"] == a) for c, a in zip(completions, answer)]
-"""
-
-
-@pytest.mark.skipif(not trl_rewards, reason="pip install trl==1.16.0")
-@pytest.mark.parametrize("form", ["talk", "plain"])
-def test_a_function_gets_what_a_trainer_of_trl_gives_it(form, chat_model, run, calls):
-    """What it gives for rows of messages, also where rows are texts."""
-    from trl import GRPOTrainer
-    write("mine.py", SIGNATURES)
-    rows = {f"{a}+{b}": {"answer": f"{a} and {b}\n#### {a + b}", "n": a}
-            for a in range(1, 4) for b in range(1, 4)}
-    message = lambda text, role="user": [{"role": role, "content": text}]
-    jsonl("rows.jsonl", [{"prompt": message(prompt) if form == "talk" else prompt} | row
-                         for prompt, row in rows.items()])
-    seen = calls(Task, "reward_components")
-    run("--model_name_or_path chat --dataset_name rows.jsonl --max_completion_length 4 "
-        "--verifier mine.py:documented mine.py:with_columns")
-    ((task, texts, problems, ids, _), _, _), = seen
-    functions = [f.function for f in task.reward_functions]
-    inputs = [{"prompt": message(p.prompt)} | rows[p.prompt] for p in problems]
-    trainer = SimpleNamespace(
-        accelerator=SimpleNamespace(device="cpu", is_main_process=False), reward_funcs=functions,
-        state=SimpleNamespace(global_step=0), args=SimpleNamespace(report_to=[]),
-        reward_func_names=["a", "b"], reward_processing_classes=[None] * 2, environments=None,
-        _log_completion_extra=None, _log_metric=None)
-    inspect.unwrap(GRPOTrainer._calculate_rewards)(
-        trainer, inputs, [row["prompt"] for row in inputs],
-        [message(text, "assistant") for text in texts], ids)
-    for function in functions:
-        ours, theirs = function.__globals__["CALLS"]
-        of_trainer = {"trainer_state", "log_extra", "log_metric"}
-        assert ours == {name: x for name, x in theirs.items() if name not in of_trainer}
 
 
 def test_a_conversation_needs_a_chat_template_and_is_read_as_it_writes_it(conversations, run):
