@@ -14,6 +14,7 @@ takes getattr(settings, name, 0).
 
 from dataclasses import field, fields
 
+from advantages import ADVANTAGES, find_missing
 from plumbing.refusal import Refusal
 
 HOOKS = ("resample", "after_scoring", "advantages", "loss", "metrics", "tokens", "report")
@@ -37,12 +38,16 @@ class Feature:
 
     @classmethod
     def check_off(cls, settings):
-        """Refuse its flags where it is off: they have no effect."""
-        off = cls.flags and not cls.on(settings)
-        names = [f.name for f in fields(cls.flags)] if off else []
+        """Refuse its flags where it is off, and an --advantage that reads what it provides."""
+        if not cls.flags or cls.on(settings):
+            return
+        names = [f.name for f in fields(cls.flags)]
+        needs = cls.needs or f"--{names[0]}"
         for name in names:
             if getattr(settings, name) != getattr(cls.flags(), name):
-                refuse(settings, name, f"needs {cls.needs or f'--{names[0]}'}")
+                refuse(settings, name, f"needs {needs}")
+        if {*cls.provides} & {*find_missing(ADVANTAGES[settings.advantage], {})}:
+            refuse(settings, "advantage", f"needs {needs}")
 
     @classmethod
     def check(cls, settings):

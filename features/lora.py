@@ -24,11 +24,11 @@ class Flags:
                "--learning_rate of full training; if --model_name_or_path is an adapter's "
                "checkpoint, continue to train its adapters (needs pip install peft)",
         section="adapters", without="shard")
-    lora_r: int = flag(16, "LoRA rank", at_least=1, needs="use_peft")
+    lora_r: int = flag(16, "LoRA rank", at_least=1)
     lora_alpha: int = flag(
-        32, "LoRA alpha; LoRA scaling is lora_alpha / lora_r", at_least=1, needs="use_peft")
+        32, "LoRA alpha; LoRA scaling is lora_alpha / lora_r", at_least=1)
     lora_target_modules: list[str] = flag([], "modules that get a LoRA adapter",
-                                          unset="every linear layer", needs="use_peft")
+                                          unset="every linear layer")
 
 
 class LoRA(Feature):
@@ -85,7 +85,7 @@ class WithoutAdapters:
 
 def add_adapters(policy, settings, folder=None):
     """Freeze the policy and insert adapters: new ones, as the flags describe them, or those of a
-    checkpoint folder. Raises Refusal without peft, and if they do not fit the model."""
+    checkpoint folder. Raises Refusal if they do not fit the model."""
     config = read_peft_config(folder) if folder else new_config(policy, settings)
     insert_adapters(policy, config, settings.seed)
     return load_adapters(policy, folder) if folder else policy

@@ -21,11 +21,10 @@ class Flags:
         0.0, "coefficient of the KL to the reference policy, which is the starting policy; 0: no "
              "KL and no reference policy", at_least=0, section="the KL to a reference policy")
     kl_estimator: str = flag("k3", "estimator of the KL of --beta",
-                             choices=("k1", "k2", "k3", "k3_is", "k3_st"), needs="beta")
+                             choices=("k1", "k2", "k3", "k3_is", "k3_st"))
     use_kl_in_reward: bool = flag(
         False, "subtract the KL of --beta, as k1, from the reward of every token, in place of a "
-               "term of the loss; an advantage per response reads its sum",
-        needs="beta")
+               "term of the loss; an advantage per response reads its sum")
 
 
 class ReferenceKL(Feature):

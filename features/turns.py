@@ -40,6 +40,7 @@ class Game:
     """What was played in one response; it travels with the rollout."""
 
     opening: str = ""            # what reset has added to the prompt
+    environment: object = None   # the object of the class, if a reward function reads it
     messages: list = field(default_factory=list)     # those after the prompt, {"role", "content"}
     rewards: list = field(default_factory=list)      # one per turn that `step` has read
     ids: list = field(default_factory=list)          # tokens, observations included; of each:
@@ -94,8 +95,10 @@ class TurnSampler(Wrapper):
         chat = settings.chat_template and self.tokenizer.chat_template
         if chat and getattr(kind, "template", True):
             self.between = read_turns(self.tokenizer, self.role, **settings.chat_template_kwargs)
+        tokens = self.tokenizer.added_tokens_decoder.values()
+        self.control = [token.content for token in tokens if token.special]
 
-    def sample(self, prompts, group_size, uniforms, temperature=None, *, problems, task=None):
+    def sample(self, prompts, group_size, uniforms, temperature=None, *, problems, task):
         """See rollout.Sampler.sample; prompts: lists of token ids. problems: one per prompt, of the
         task; each response gets a copy of its row. The turn that begins at token t of a response is
         drawn with its uniforms [B, T] from t on."""
@@ -103,7 +106,9 @@ class TurnSampler(Wrapper):
         uniforms = uniforms.cpu()                                                   # [B, T]
         each = [problem for problem in problems for _ in range(G)]                  # B
         players = [self.begin(p, uniforms[i - i % G]) for i, p in enumerate(each)]  # B
-        games = [Game(opening=reset(*one)) for one in zip(players, each)]           # B
+        asked = any("environments" in function.inputs for function in task.reward_functions)
+        games = [Game(reset(player, problem), player if asked else None)
+                 for player, problem in zip(players, each)]                         # B
         prompts = [encode_prompt(task, self.tokenizer, each[i].opened(game)) if game.opening
                    else prompts[i // G] for i, game in enumerate(games)]            # B
         own_prompts = any(ids != prompts[i - i % G] for i, ids in enumerate(prompts))
@@ -156,10 +161,14 @@ class TurnSampler(Wrapper):
 
     def encode(self, observation, last):
         """The token ids of an observation with the text of the chat template around it, after a
-        turn whose last token is `last`."""
+        turn whose last token is `last`. A control token in an observation is encoded as ordinary
+        text there: it must not end the message and begin another one."""
         end, before, after = self.between
-        text = before + observation + after
-        ids = encode_text(self.tokenizer, text, add_special_tokens=False)
+        forged = before and any(token in observation for token in self.control)
+        ids = []
+        for piece in (before, observation, after) if forged else [before + observation + after]:
+            ids += encode_text(self.tokenizer, piece, add_special_tokens=False,
+                               split_special_tokens=bool(forged) and piece is observation)
         if end is not None and last not in self.ends:
             ids = [end, *ids]
         if before and ids[:1] == [last]:             # the policy wrote the template's first token
@@ -199,8 +208,7 @@ class Flags:
                  "stage2_dataset_name": "an environment has one source of rows",
                  "routing_replay=rollout": "the routes of several turns are not joined"})
     max_turns: int | None = flag(None, "largest number of turns in a response",
-                                 unset="until the environment is done", at_least=1,
-                                 needs="environment")
+                                 unset="until the environment is done", at_least=1)
 
     @cached_property
     def environment_class(self):

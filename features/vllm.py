@@ -15,12 +15,12 @@ from features.feature import Feature, flag, refuse
 class Flags:
     vllm_gpu_memory_utilization: float | None = flag(
         None, "share of the device's memory for --sampler vllm, from 0 to 1", above=0,
-        at_most=1, unset="0.3; on a CPU, 1 GiB for keys and values", needs="sampler=vllm",
-        section="vLLM")
+        at_most=1, unset="0.3; on a CPU, 1 GiB for keys and values", section="vLLM")
 
 
 class VLLM(Feature):
     flags = Flags
+    needs = "--sampler vllm"
 
     @classmethod
     def on(cls, settings):

@@ -39,7 +39,7 @@ class Problem:
         return [{"role": role, "content": text} for role, text in messages]
 
 
-def load_problems(name, test_name, columns, rows, environment):
+def load_problems(name, test_name, columns, rows, environment, answers):
     """(train, test, notes) from a data file or a hub id: two lists of Problem, and messages for the
     user. rows: dicts to use instead of these, or None. columns: the names of the prompt's and the
     answer's column; without any, the first of PROMPT_COLUMNS and of ANSWER_COLUMNS.
@@ -48,16 +48,17 @@ def load_problems(name, test_name, columns, rows, environment):
     the train split. Without either, the test split is the tenth of the prompts with the smallest
     CRC-32, at least 1 and at most 512 of them. A single prompt is in both splits.
 
-    environment: the rows are played by an environment. They need no answer, and the split is by
-    row, because all of them may have the same prompt.
+    environment: the rows are played by an environment. The split is by row then, because all of
+    them may have the same prompt. answers: whether rows need one.
     """
     rows, test_rows = read_rows(name) if rows is None else (rows, [])
     if test_name:
         first, second = read_rows(test_name)
         test_rows = second or first
-    options = columns, not environment
-    every = to_problems(rows, name, *options)
-    test = to_problems(test_rows, test_name or f"{name} test", *options) if test_rows else []
+    every = to_problems(rows, name, columns, answers)
+    test = []
+    if test_rows:
+        test = to_problems(test_rows, test_name or f"{name} test", columns, answers)
 
     def key(problem):
         if environment:
@@ -128,7 +129,7 @@ def to_problems(rows, source, columns=(), answers=True):
     if not (isinstance(rows, list) and rows):
         raise Refusal(f"{source}: a list of rows is needed")
     prompt_column, answer_column = columns or [
-        next((name for name in names if name in rows[0]), names[0])
+        next((name for name in names if find_cell(rows[0], name) is not None), names[0])
         for names in (PROMPT_COLUMNS, ANSWER_COLUMNS)]
     problems = []
     for number, row in enumerate(rows, 1):

@@ -6,11 +6,11 @@
                        reward(prompts, completions, completion_ids, **columns), as in TRL, with
                        lists -> a list of numbers, None for a response without this reward
 
-A parameter `completions` or `completion_ids` tells the second form. A response is data, never code,
-but math-verify can hang on one (`9^{9^{9^9}}`) and a user's function can do anything. What scores
-one response therefore runs in processes of its own (reward_worker.py), with a time limit. A
-function of a batch runs in the training process: it may compare the responses of a group, or ask a
-judge for all of them at a time.
+A parameter `completions`, `completion_ids` or `environments` (the objects that were played) tells
+the second form. A response is data, never code, but math-verify can hang on one (`9^{9^{9^9}}`) and
+a user's function can do anything. What scores one response therefore runs in processes of its own
+(reward_worker.py), with a time limit. A function of a batch runs in the training process: it may
+compare the responses of a group, or ask a judge for all of them at a time.
 """
 
 import inspect
@@ -26,7 +26,7 @@ from threading import Timer
 from plumbing.data import reward_worker
 from plumbing.refusal import Refusal
 
-BATCH = {"completions", "completion_ids"}        # a parameter that asks for a batch
+BATCH = {"completions", "completion_ids", "environments"}    # a parameter that asks for a batch
 
 
 class RewardFunction:
@@ -75,6 +75,8 @@ class RewardFunction:
         inputs = {name: [p.row.get(name) for p in problems] for name in columns}
         inputs |= {"prompts": [p.messages() if chat else p.prompt for p in problems],
                    "completions": completions, "completion_ids": list(ids)}
+        if games:
+            inputs["environments"] = [game.environment for game in games]
         if not any(p.kind is p.VAR_KEYWORD for p in self.inputs.values()):
             inputs = {name: inputs[name] for name in self.inputs if name in inputs}
         rewards = self.function(**inputs)

@@ -34,10 +34,12 @@ def load_function(name):
     path, _, function = name.rpartition(":")
     if not (path.endswith(".py") and Path(path).is_file()):
         raise Refusal(f"{name} is not known: FILE.py:NAME of a file that exists is needed")
-    spec = importlib.util.spec_from_file_location(f"verifier_{Path(path).stem}", path)
+    file = Path(path).resolve()
+    # named by its path: files of one name in two folders are two modules; a dot would be a package
+    spec = importlib.util.spec_from_file_location(str(file).replace(".", "_"), file)
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module                          # dataclasses look their module up
-    sys.path.append(str(Path(path).resolve().parent))        # it may import the files beside it
+    sys.path.append(str(file.parent))                        # it may import the files beside it
     spec.loader.exec_module(module)
     return getattr(module, function)
 

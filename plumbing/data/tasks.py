@@ -29,15 +29,16 @@ def load_task(settings, dataset_name, test_dataset_name=None, rows=None):
     """A task from a data file or a hub id, read and scored as the flags say; see
     datafiles.load_problems.
 
-    Without --verifier: math; with an environment, which needs no answers, nothing else than the
-    environment gives rewards then. rows: dicts to use instead of the rows of a data set, which
-    dataset_name then only names.
+    Without --verifier: math; with an environment nothing else than the environment gives rewards
+    then. Rows need no answers where an environment plays them, or functions of a batch alone score.
+    rows: dicts to use instead of the rows of a data set, which dataset_name then only names.
     """
-    train, test, notes = load_problems(dataset_name, test_dataset_name, settings.columns, rows,
-                                       settings.played)
     verifiers = settings.verifier or ([] if settings.played else ["math"])
     functions = [RewardFunction(verifier, settings.verifier_timeout or 3.0)
                  for verifier in verifiers]
+    answers = not (settings.played or all(function.batched for function in functions))
+    train, test, notes = load_problems(dataset_name, test_dataset_name, settings.columns, rows,
+                                       settings.played, answers)
     if "math" in verifiers:
         refuse_words([*train, *test])
     for function in functions:

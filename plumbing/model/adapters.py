@@ -2,7 +2,6 @@
 features/lora.py trains them.
 """
 
-import json
 import logging
 import warnings
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 from torch.random import fork_rng, manual_seed
 
 from plumbing.model.copies import merge_adapters
-from plumbing.refusal import Refusal, refuse_os_errors
+from plumbing.refusal import Refusal
 
 CONFIG = "adapter_config.json"
 logging.getLogger("bitsandbytes").setLevel(logging.ERROR)    # it warns of missing CPU kernels
@@ -59,15 +58,6 @@ def is_adapter(folder):
     return folder is not None and (Path(folder) / CONFIG).is_file()
 
 
-@refuse_os_errors()
-def read_json(file):
-    """What a JSON file holds. Raises Refusal, which names the file."""
-    try:
-        return json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise Refusal(f"{file}: {error}") from None
-
-
 def find_base_model(folder):
     """The name or folder of the checkpoint that an adapter was trained on."""
-    return read_json(Path(folder) / CONFIG)["base_model_name_or_path"]
+    return read_peft_config(folder).base_model_name_or_path

@@ -15,6 +15,7 @@ import json
 import os
 import random
 import shutil
+import sys
 from pathlib import Path
 
 import torch
@@ -62,7 +63,7 @@ def load_cold_start(settings, task, device):
     recipe = dict(task=task.name, config=config.to_diff_dict(), steps=settings.cold_start_steps,
                   learning_rate=settings.cold_start_learning_rate, batch=BATCH, warmup=WARMUP,
                   balance=BALANCE, seed=settings.seed, torch=torch.__version__,
-                  teacher=inspect.getsource(inspect.getmodule(task.teacher)),
+                  teacher=read_sources(inspect.getfile(task.teacher)),
                   problems=digest(repr([(p.prompt, p.answer, p.row) for p in task.train])))
     recipe = json.dumps(recipe, sort_keys=True)
     folder = CACHE / digest(recipe)[:12]
@@ -88,6 +89,14 @@ def train_cold_start(settings, task, config, tokenizer, device, folder, recipe):
         shutil.rmtree(partial)
     else:
         os.rename(partial, folder)       # at once, so that no folder is half written
+
+
+def read_sources(file):
+    """The text of all Python files that this process has loaded from the folder of one of them."""
+    loaded = {getattr(module, "__file__", None) or "" for module in list(sys.modules.values())}
+    return [Path(name).read_text(encoding="utf-8") for name in sorted(loaded)
+            if name.endswith(".py") and "site-packages" not in name
+            and Path(name).is_relative_to(Path(file).parent)]
 
 
 def digest(text):

@@ -18,7 +18,6 @@ def round_frozen(policy, dtype=torch.bfloat16):
     for module in policy.modules():
         trained = any(p.requires_grad for p in module.parameters(recurse=False))
         matrix = isinstance(module, (nn.Linear, Conv1D, Experts)) and module is not head
-        matrix = matrix and not hasattr(getattr(module, "weight", None), "quant_state")   # 4 bits
         if matrix and not trained:
             module.to(dtype)
     return policy

@@ -5,8 +5,6 @@ import json
 import re
 import runpy
 import shlex
-import socket
-import subprocess
 import sys
 from pathlib import Path
 
@@ -18,6 +16,7 @@ import session.learner
 import train
 from chat_server import chat_server
 from plumbing.data.tasks import prepare_task
+from plumbing.refusal import Refusal
 from session.arguments import parse
 from tiny_run import SMALL, TINY, metrics, write
 
@@ -98,42 +97,8 @@ def test_the_reward_function_that_runs_code(workplace, monkeypatch):
     assert judged(task, answers, [problem] * 5) == [1, 1, 0, 0, 0]
     assert task.reward_functions[0].time_limit == 20
     monkeypatch.setenv("JAIL", "no-such-program")
-    words = "runs.py:passes: raised FileNotFoundError.*each of the first"
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(Refusal, match="runs.py:passes fails on each of the first"):
         prepare_task(parse(argv))
-
-
-def bubblewrap():
-    try:
-        done = subprocess.run(["bwrap", "--ro-bind", "/", "/", "--unshare-all", "true"])
-        return done.returncode == 0
-    except FileNotFoundError:
-        return False
-
-
-@pytest.mark.slow
-def test_the_documented_sandbox_isolates_the_code(workplace, monkeypatch):
-    """The documented JAIL of bubblewrap: right code passes; it reaches no file of the user's,
-    writes none, has no network. Without a sandbox, the tries do reach what they try."""
-    if not bubblewrap():
-        pytest.skip("bubblewrap is not installed, or may make no namespaces here")
-    jail, = re.findall(r'^    export JAIL="(bwrap [^"]+)"$', DATA, re.M)
-    (argv,) = section("A reward function that runs code")
-    mine, made = workplace / "mine.txt", Path(sys.prefix) / "made"
-    write(mine, "x")
-    caught = ("\nreached = True\ntry:\n    {}\nexcept OSError:\n    reached = False\n"
-              "assert not reached\n")
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        tries = [f"open({str(mine)!r})", f"open({str(made)!r}, 'w')",
-                 f"__import__('socket').create_connection({listener.getsockname()}, 1)"]
-        for program, want in ((jail, [1, 1, 1, 1]), (OUTSIDE, [1, 0, 0, 0])):
-            monkeypatch.setenv("JAIL", program)
-            task = prepare_task(parse(argv))
-            right = asked(task, "add")
-            answers = [right.answer, *(right.answer + caught.format(line) for line in tries)]
-            assert judged(task, answers, [right] * 4) == want
-            assert made.exists() == (program == OUTSIDE)
-    made.unlink()
 
 
 def test_the_calculator(workplace):
@@ -142,7 +107,7 @@ def test_the_calculator(workplace):
     assert task.prompt_template == ("117+225=<tool>117+225</tool>342\n"
                                     "538+146=<tool>538+146</tool>684\n{prompt}")
     assert task.stop == ("\n", "</tool>")
-    step = parse(argv).loaded_environment.kind({"answer": "948"}).step
+    step = parse(argv).environment_class({"answer": "948"}).step
     assert step("3=<tool> 2 + 3+-10 ") == ("-5", 0, False)
     assert step("<tool>__import__('os')") == ("error: only sums of whole numbers", 0, False)
     assert [step(words)[1:] for words in ("948", "9480")] == [(1, True), (0, True)]
@@ -154,9 +119,8 @@ def test_the_rows_and_the_reward_of_the_whole_task():
     assert len({row["prompt"] for row in rows}) == 200
     assert all(set(json.loads(row["answer"])) == {"name", "city"} for row in rows)
     right = '{"name": "Ana", "city": "Oslo"}'
-    cases = {right: (1, 1), ' {"city": "Oslo", "name": "Ana"}': (1, 1),
-             '{"name": "Ana", "city": "Rome"}': (0.5, 1), '{"name": "Ana"}': (0, 0),
-             "Ana, Oslo": (0, 0), "3": (0, 0)}
+    cases = {' {"city": "Oslo", "name": "Ana"}': (1, 1), '{"name": "Ana"}': (0, 0), "3": (0, 0),
+             '{"name": "Ana", "city": "Rome"}': (0.5, 1)}
     for response, parts in cases.items():
         assert reward(response, right) == dict(zip(("right", "form"), parts))
 

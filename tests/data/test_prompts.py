@@ -12,13 +12,14 @@ from plumbing.data.datafiles import Problem
 from plumbing.data.running_sum import builtin_tokenizer
 from plumbing.data.task import Task, encode_prompt
 from plumbing.data.tasks import prepare_task
+from plumbing.refusal import Refusal
 from session.arguments import parse
-from tiny_run import jsonl, read_json, write
+from tiny_run import jsonl, write
 
 CHARACTERS = "0123456789+=,.:#<>/{}abcdefghijklmnopqrstuvwxyzQA \n"
 CHAT = ("{% for m in messages %}<{{ m.role }}>{{ m.content }}</{{ m.role }}>{% endfor %}"
         "{% if add_generation_prompt %}<assistant>{% endif %}")
-ROW = Problem("3+8=", "11", "rows.jsonl line 1")
+ROW = Problem("3+8=", "11", "rows.jsonl row 1")
 ROWS = "--model_name_or_path m --dataset_name rows.jsonl "
 EXACT = ROWS + "--verifier exact "
 
@@ -53,16 +54,6 @@ def test_what_a_chat_model_and_a_base_model_read(template, chat, around, text):
     assert read(with_template(template), chat, **around) == text
 
 
-@pytest.mark.parametrize("template, words", [
-    ("{{ raise_exception('System role not supported') }}",
-     "cannot be tokenized: System role not supported"),
-    ("{{ messages[1].content }}", "drops the system message: use --prompt_template instead")])
-def test_a_chat_template_that_knows_no_system_message_is_refused(template, words):
-    words = f"rows.jsonl line 1: .*{words}"
-    with pytest.raises(ValueError, match=words):
-        read(with_template(template), system_prompt="add.")
-
-
 @pytest.fixture
 def rows(workplace):
     return jsonl("rows.jsonl", [{"prompt": f"{i}+1=", "answer": str(i + 1)} for i in range(9)])
@@ -80,27 +71,21 @@ def test_flags_take_text_with_line_breaks_or_a_file_without_its_last_one(line, s
     assert (task.system_prompt, task.prompt_template) == (system, template)
 
 
-def test_what_a_chat_template_opened_is_part_of_the_prompt_and_is_shown_once(rows, cold_start, run,
-                                                                             capsys):
+def test_what_a_chat_template_opened_is_part_of_the_prompt_and_is_shown(rows, cold_start, run,
+                                                                        capsys, calls):
     from transformers import AutoTokenizer
     shutil.copytree(cold_start, "m")
     tokenizer = AutoTokenizer.from_pretrained("m")
     tokenizer.chat_template = ("{% for m in messages %}{{ m.content }}{% endfor %}"
                                "{% if add_generation_prompt %}=<pad>,+{% endif %}")  # <think>
     tokenizer.save_pretrained("m")
-    write("mine.py", "def reward(response, answer):\n"
-                     "    open('seen', 'a').write(response + '\\n')\n    return 1\n")
-    run(ROWS + "--verifier mine.py:reward --max_completion_length 4 --system_prompt 2+2=4. "
-        "--prompt_template 1+{prompt}")
+    seen = calls(Task, "reward_components")
+    run(EXACT + "--max_completion_length 4 --system_prompt 2+2=4. --prompt_template 1+{prompt}")
     out = capsys.readouterr().out
-    line, = [line for line in out.splitlines() if line.startswith("first prompt")]
+    line, = [line for line in out.splitlines() if line.startswith("first prompt, 16 tokens: ")]
     assert "2+2=4.1+" in line and "=<pad>,+" in line
-    assert line.startswith("first prompt, 16 tokens: ")
-    assert out.index("first prompt") < out.index("batch 1/1")
-    responses = Path("seen").read_text(encoding="utf-8").splitlines()    # without the template
-    assert responses and max(map(len, responses)) <= 4
-    for sample in read_json("run/samples.jsonl")[0]["samples"]:
-        assert len(sample["response"]) <= 4 and sample["prompt"].endswith("+1=")
+    (_, responses, problems, *_), *_ = seen[-1]
+    assert max(map(len, responses)) <= 4 and problems[0].prompt.endswith("+1=")
 
 
 def test_no_prompt_ends_with_the_end_token_that_a_tokenizer_appends(rows, cold_start, run, capsys):
@@ -120,14 +105,13 @@ BOM = b"\xef\xbb\xbf"
 
 def test_a_file_with_a_byte_order_mark_is_read_without_it(rows):
     Path("shots.txt").write_bytes(BOM + b"1+2=3\n{prompt}\n")
-    Path("mine.py").write_bytes(BOM + b"def reward(completions):\n    return [1]\n")
-    task = prepare_task(parse((ROWS + "--prompt_template @shots.txt --system_prompt @shots.txt "
-                                 "--verifier mine.py:reward").split()))
+    task = prepare_task(parse((EXACT + "--prompt_template @shots.txt --system_prompt @shots.txt"
+                               ).split()))
     assert task.prompt_template == task.system_prompt == "1+2=3\n{prompt}"
-    assert task.reward_functions[0].batched
 
 
-def test_a_backslash_n_is_a_line_break_in_every_flag_that_takes_a_text():
-    args = parse((ROWS + "--stop a\\n --self_distillation answer --distillation_coef 1 "
-                  "--algorithm grpo --hint_template {answer}\\n{prompt}").split())
-    assert (args.stop, args.hint_template) == (["a\n"], "{answer}\n{prompt}")
+@pytest.mark.parametrize("line, words", [
+    ("--prompt_template Q:", "must contain {prompt}"), ("--system_prompt @no.txt", "no.txt")])
+def test_a_text_that_cannot_be_used_is_refused(line, words, rows):
+    with pytest.raises(Refusal, match=words):
+        prepare_task(parse((EXACT + line).split()))

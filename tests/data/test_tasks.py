@@ -3,22 +3,22 @@ and the data position. python -m pytest tests/data/test_tasks.py"""
 
 import json
 import random
-from dataclasses import FrozenInstanceError, asdict, replace
+from dataclasses import asdict, replace
 from itertools import product
 from pathlib import Path
 
 import numpy
 import pytest
-from transformers import AutoTokenizer
 
 import train
 from plumbing.data.datafiles import Problem
-from plumbing.data.running_sum import builtin_tokenizer, running_sum
+from plumbing.data.running_sum import running_sum
 from plumbing.data.stream import PromptStream
 from plumbing.data.task import Task
 from plumbing.data.tasks import prepare_task
+from plumbing.refusal import Refusal
 from session.arguments import parse
-from tiny_run import flags, jsonl, load_task, metrics, python, write
+from tiny_run import flags, jsonl, load_task, metrics, write
 
 ROOT = Path(__file__).resolve().parents[2]
 WORD_PROBLEMS = ROOT / "tests/data/gsm8k_style.jsonl"
@@ -35,20 +35,12 @@ def custom(kind=int, **more):
 
 
 def test_verify_of_a_task_made_in_python_may_return_any_kind_of_number(workplace):
-    for kind in (bool, int):
-        task = custom(kind)
-        rewards = task.reward_components([task.train[0].answer, ""], task.train[:1] * 2)
-        assert rewards.tolist() == [[1], [0]]
+    task = custom(bool)
+    rewards = task.reward_components([task.train[0].answer, ""], task.train[:1] * 2)
+    assert rewards.tolist() == [[1], [0]]
     train.run_script(parse(flags("--steps", "1", "--output_dir", "run")), custom(numpy.float32))
     record, = metrics("run")
     assert record["reward"] == record["pass_rate"] > 0
-
-
-def test_token_credit_without_first_error_is_refused_before_anything_is_made(workplace):
-    args = parse(flags(*"--algorithm gspo_token --advantage token_credit --output_dir run".split()))
-    with pytest.raises(ValueError, match="token_credit needs .* 'sums of mine' has no first_error"):
-        train.run_script(args, custom())
-    assert not Path("run").exists()
 
 
 def test_stop_adds_to_the_strings_of_a_task_of_ones_own():
@@ -67,8 +59,6 @@ def test_the_length_limit_stands_in_the_task_and_the_settings_stay_as_they_were(
               prepare_task(args, custom(max_completion_length=9))]
     assert [task.max_completion_length for task in limits] == [built_in, given, stated]
     assert asdict(args) == before
-    with pytest.raises(FrozenInstanceError):
-        args.max_completion_length = 8
 
 
 # ---------------------------------------------------------------------- the built-in running sum
@@ -92,15 +82,6 @@ def test_the_answer_is_the_last_digit_of_every_partial_sum(low, high):
         assert verbose == replace(problem, answer=",".join(steps) + ".")
 
 
-def test_reward_is_1_for_exactly_one_of_all_answers_of_three_steps():
-    """Every three digits with every separator, whatever their sum comes to."""
-    task = running_sum(3, 3, train_size=20, test_size=5)
-    answers = ["".join(parts) for parts in product(*["0123456789", ",.+"] * 3)]
-    for problem in task.test:
-        a, b, c = last_digits(problem.prompt)[1]
-        assert [text for text in answers if task.verify(text, problem)] == [f"{a},{b},{c}."]
-
-
 @pytest.mark.parametrize("verbose", [False, True])
 def test_first_error_is_where_the_first_wrong_step_begins(verbose):
     """The reference compares the steps with the right ones one by one."""
@@ -108,33 +89,19 @@ def test_first_error_is_where_the_first_wrong_step_begins(verbose):
     rng, found = random.Random(0), []
     for problem in task.train:
         response = task.teacher(problem, rng)
-        expected, place = None, 0
-        steps = zip(problem.answer[:-1].split(","), response[:-1].split(","), strict=True)
-        for right, given in steps:
-            if right != given and expected is None:
-                expected = place
-            place += len(given) + 1
+        steps = response[:-1].split(",")
+        wrong = [i for i, right in enumerate(problem.answer[:-1].split(",")) if right != steps[i]]
         found.append(task.first_error(response, problem))
-        assert found[-1] == expected
+        assert found[-1] == (sum(len(step) + 1 for step in steps[:wrong[0]]) if wrong else None)
     assert 0 < found.count(None) < 300
 
 
-@pytest.mark.parametrize("response, index", [
-    ("3,1.", 3), ("3,1,6,5,0.", 7), ("3,1", 3), ("3,1,", 4), ("", 0), ("3,1,6,5.7", 8)])
-def test_first_error_of_answers_that_end_at_the_wrong_place(response, index):
-    task = running_sum(4, 4, train_size=10, test_size=5)
-    assert task.first_error(response, Problem("3+8+5+9=", "3,1,6,5.")) == index
-
-
 def test_train_and_test_never_share_a_prompt_and_seeds_repeat():
-    default = running_sum()
-    assert len(default.train) == 16384 and len(default.test) == 512
     first, again, other = (running_sum(train_size=2000, test_size=200, seed=s) for s in (0, 0, 1))
     assert (first.train, first.test) == (again.train, again.test) and first.train != other.train
     trained, tested = ({p.prompt for p in one + another} for one, another in (
         (first.train, other.train), (first.test, other.test)))
-    assert not trained & tested                              # across seeds too: a hash decides
-    assert len({p.prompt for p in first.train}) == 2000
+    assert not trained & tested and len(trained) > 3000      # across seeds too: a hash decides
 
 
 def test_few_terms_give_every_query_there_is():
@@ -145,37 +112,14 @@ def test_few_terms_give_every_query_there_is():
 
 def test_the_teacher_has_the_habit_and_the_slips_it_is_said_to_have():
     task, rng = running_sum(habit=0.6, slip=0.02, train_size=4000, test_size=10), random.Random(0)
-    habits, slips = [], []
+    found = {True: [], False: []}                            # of a 9; of another term
     for problem in task.train:
         digits = [int(c) for c in task.teacher(problem, rng)[:-1:2]]
         for before, term, after in zip([0] + digits, last_digits(problem.prompt)[0], digits):
-            if term == 9:
-                habits.append(after == (before + 8) % 10)
-            else:
-                slips.append(after != (before + term) % 10)
-    mean = lambda found: sum(found) / len(found)
-    assert mean(habits) == pytest.approx(0.6 * 0.98 + 0.02 / 10, abs=0.03)
-    assert mean(slips) == pytest.approx(0.02 * 0.9, abs=0.004)       # a tenth is right by chance
-    task = running_sum(habit=0, slip=0, train_size=200, test_size=5)
-    assert all(task.verify(task.teacher(p, rng), p) for p in task.train)
-
-
-# ------------------------------------------------------------------------------------- tokenizer
-
-def test_a_character_is_a_token_both_ways_and_after_saving(tmp_path):
-    tokenizer = builtin_tokenizer()
-    tokenizer.save_pretrained(tmp_path)
-    rng = random.Random(0)
-    texts = ["".join(rng.choices("0123456789+=,. ", k=rng.randint(0, 60))) for _ in range(500)]
-    assert len(tokenizer) == 17
-    for one in (tokenizer, AutoTokenizer.from_pretrained(tmp_path)):
-        for text in [*texts, " ", "   ", " 1 , 2 . "]:
-            ids = one(text)["input_ids"]
-            assert len(ids) == len(text) and one.decode(ids) == text
-            assert ids == tokenizer(text)["input_ids"] and not {15, 16} & {*ids}
-        assert (one.eos_token_id, one.pad_token_id) == (15, 16)
-        ids = [*tokenizer("3,1.")["input_ids"], 15, 16]
-        assert one.batch_decode([ids], skip_special_tokens=True) == ["3,1."]
+            found[term == 9].append(after == (before + min(term, 8)) % 10)
+    habits, right = (sum(found[nine]) / len(found[nine]) for nine in (True, False))
+    assert habits == pytest.approx(0.6 * 0.98 + 0.02 / 10, abs=0.03)
+    assert right == pytest.approx(1 - 0.02 * 0.9, abs=0.004)     # a tenth is right by chance
 
 
 # ------------------------------------------------------------------------------------- your data
@@ -217,32 +161,15 @@ def test_every_format_and_usual_column_gives_the_same_problems(tmp_path, suffix,
     assert "held out 3 problem(s)" in task.notes[0]
 
 
-def test_math_reads_what_follows_the_hashes_of_a_worked_answer():
-    task = load_task(str(WORD_PROBLEMS), verifier="math")
-    problems = {p.where.rpartition(" ")[2]: p for p in task.train + task.test}
-    assert len(problems) == 24 and len(task.test) == 2
-    for number, line in enumerate(WORD_PROBLEMS.read_text(encoding="utf-8").splitlines(), 1):
-        row = json.loads(line)
-        problem, final = problems[str(number)], row["answer"].split("#### ")[1]
-        assert (problem.prompt, problem.answer) == (row["question"], row["answer"])
-        if number % 4 == 0:                                  # math-verify takes 30 ms each
-            answers = [row["answer"], rf"\boxed{{{final}}}", "The answer is 77777."]
-            assert task.reward_components(answers, [problem] * 3).tolist() == [[1], [1], [0]]
-    task.reward_functions[0].close()
-
-
-def test_the_split_does_not_depend_on_the_order_of_the_rows(tmp_path):
-    one = load_task(numbered(tmp_path / "one.jsonl", range(50)), verifier="exact")
-    two = load_task(numbered(tmp_path / "two.jsonl", range(49, -1, -1)), verifier="exact")
-    assert {p.prompt for p in one.test} == {p.prompt for p in two.test} and len(one.test) == 5
-
-
 def test_a_prompt_of_the_test_file_leaves_the_train_file(tmp_path):
+    """And the split does not depend on the order of the rows."""
     task = load_task(numbered(tmp_path / "train.jsonl", range(10)),
-                     numbered(tmp_path / "test.jsonl", (3, 4, 4, 77)), verifier="exact")
+                     numbered(tmp_path / "test.jsonl", (3, 4, 4, 77)))
     assert [p.prompt for p in task.train] == [f"p{i}" for i in (0, 1, 2, 5, 6, 7, 8, 9)]
     assert [p.prompt for p in task.test] == ["p3", "p4", "p4", "p77"]
-    assert task.notes == ["2 of 10 rows left out: their prompt is in the test split"]
+    one, two = (load_task(numbered(tmp_path / "x.jsonl", numbers))
+                for numbers in (range(50), range(49, -1, -1)))
+    assert {p.prompt for p in one.test} == {p.prompt for p in two.test} and len(one.test) == 5
 
 
 @pytest.fixture
@@ -268,7 +195,7 @@ def test_a_hub_dataset_brings_its_own_configuration_and_splits(hub):
                  for split in ("train", "test")})
     task = load_task("openai/gsm8k", verifier="exact")
     assert asked == [("openai/gsm8k", "main")]
-    assert task.train[1] == Problem("train 1", "so\n#### 1", "openai/gsm8k train row 2")
+    assert task.train[1] == Problem("train 1", "so\n#### 1", "openai/gsm8k row 2")
     assert len(task.test) == 5 and not task.notes
     hub({"everything": [{"prompt": f"p{i}", "answer": i} for i in range(20)]})
     task = load_task("some/body", verifier="exact")
@@ -277,54 +204,23 @@ def test_a_hub_dataset_brings_its_own_configuration_and_splits(hub):
 
 def test_a_hub_that_cannot_be_reached_is_one_clear_line(hub):
     hub(ConnectionError("Couldn't reach the Hub\nand more"))
-    words = "^dataset nobody/nothing: there is no such file, and the hub gives Conn"
-    with pytest.raises(ValueError, match=words) as refusal:
+    with pytest.raises(Refusal, match="nobody/nothing ends in none of .jsonl.*Couldn't reach the"):
         load_task("nobody/nothing")
-    assert "\n" not in str(refusal.value)
-
-
-def test_the_recipe_of_reasoning_gym_keeps_the_packages_own_score(workplace):
-    gym = pytest.importorskip("reasoning_gym")
-    recipe = ROOT / "recipes/reasoning.py"
-    python(recipe, "basic_arithmetic", 'operators=["+","-"]', "max_digits=1", "size=60", "seed=3")
-    task = load_task("data/basic_arithmetic.jsonl", verifier=f"{recipe}:reward")
-    theirs = gym.create_dataset("basic_arithmetic", seed=3, size=60, operators=["+", "-"],
-                                max_digits=1)
-    assert pairs(task) == {entry["question"]: entry["answer"] for entry in theirs}
-    for problem in task.train[:2]:
-        said = f"I think <answer>{problem.answer}</answer>"
-        rewards = task.reward_components([problem.answer, said, "nonsense"], [problem] * 3)
-        assert rewards[:2].tolist() == [[1], [1]] and rewards[2] < 0.1
-    task.reward_functions[0].close()
 
 
 # --------------------------------------------------------------------------------- data position
 
 def test_an_epoch_holds_every_problem_once_in_an_order_of_its_own():
+    """Also in batches that cross its end."""
     stream = PromptStream(100, seed=0)
-    drawn = [i for _ in range(60) for i in stream.next(5)]
+    drawn = [i for _ in range(100) for i in stream.next(3)]
     epochs = [drawn[i:i + 100] for i in (0, 100, 200)]
-    in_order = [*range(100)]
-    assert all(sorted(epoch) == in_order for epoch in epochs)
-    assert epochs[0] != epochs[1] != epochs[2] and epochs[0] != in_order
-    assert PromptStream(100, seed=0).next(100) == epochs[0]
+    assert all(sorted(epoch) == [*range(100)] for epoch in epochs)
+    assert epochs[0] != epochs[1] != epochs[2] and epochs[0] != [*range(100)]
+    assert PromptStream(100, seed=0).next(300) == drawn
     assert PromptStream(100, seed=1).next(100) != epochs[0]
 
 
-def test_batches_larger_than_an_epoch_or_across_its_end_lose_nothing():
-    by_3, by_25 = PromptStream(10, seed=2), PromptStream(10, seed=2)
-    assert [i for _ in range(25) for i in by_3.next(3)] == [
-        i for _ in range(3) for i in by_25.next(25)]
-
-
-def test_a_run_of_the_built_in_checkpoint_stops_at_a_string(model, sums, run):
-    """Its tokenizer has no letters, which transformers' test for stop strings needs."""
-    jsonl("rows.jsonl", [{"prompt": f"{i}+{j}=", "answer": str(i)}
-                         for i in range(1, 6) for j in range(1, 6)])
-    record, = run("--model_name_or_path model --dataset_name rows.jsonl --verifier exact --stop , "
-                  "--max_completion_length 6")
-    assert record["length"] < 4 and record["pass_rate"] > 0  # "3," of "3,5."
-
-
-def test_a_stop_string_that_no_token_ends_is_refused(refused):
-    assert "stop string 'X': the tokenizer has no token" in refused("--stop X", begun=True)
+def test_a_stop_string_that_no_token_ends_is_refused(run):
+    with pytest.raises(Refusal, match="--stop: "):
+        run("--stop X")

@@ -29,11 +29,10 @@ def by_loops(part, lam):
 
 
 @pytest.mark.parametrize("line, lam, coef", [
-    ("", 0.95, 0), ("--lam 0.3", 0.3, 0), ("--advantage whitened --lam 0.5", 0.5, None),
-    ("--self_distillation answer --distillation_coef 0.5", 0.95, 0.5)])
+    ("", 0.95, 0), ("--lam 0.3", 0.3, 0), ("--advantage whitened --lam 0.5", 0.5, None)])
 def test_the_critics_targets_are_gaes_returns_whatever_becomes_of_the_advantages(
         line, lam, coef, run, calls, monkeypatch):
-    """Distillation is added to the advantages; a row of one's own may whiten them."""
+    """A row of one's own may whiten them."""
     row = Advantage(whitened, "token")
     monkeypatch.setitem(ADVANTAGES, "whitened", row)
     parts, targets = calls(critic.Critic, "loss"), calls(critic, "value_loss")

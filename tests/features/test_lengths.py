@@ -45,10 +45,9 @@ def test_a_response_that_was_cut_off_has_no_gradient_and_its_reward_counts(run, 
 
 @pytest.mark.parametrize("flags", [
     "", "--plain", "--algorithm ppo", "--algorithm reinforce_plus_plus", "--entropy_quantile 0.5",
-    "--beta 0.1", "--algorithm grpo --advantage distillation --self_distillation answer",
-    "--dynamic_sampling", "--routing_replay old", "--entropy_coef 0.1",
-    "--mismatch token_truncate --sampler_dtype int4", "--reduction constant", "--algorithm sdpo",
-    "--algorithm kpop", "--router_aux_loss_coef 0.1", PLAYED])
+    "--beta 0.1", "--dynamic_sampling", "--routing_replay old", "--entropy_coef 0.1",
+    "--mismatch token_truncate --sampler_dtype int4", "--reduction constant",
+    "--router_aux_loss_coef 0.1", PLAYED])
 def test_a_mini_batch_without_a_loss_token_is_a_step_of_zero(flags, run, cold_start):
     """All responses are cut off: no weight moves, nothing is NaN, and the metrics say so."""
     if flags == PLAYED:
@@ -59,11 +58,8 @@ def test_a_mini_batch_without_a_loss_token_is_a_step_of_zero(flags, run, cold_st
                          "    def step(self, text):\n        return '1', 0, False\n")
     records = run("--steps 2 --max_completion_length 1 --mask_truncated_completions " + flags)
     assert [r["truncated"] for r in records] == [1, 1]
-    assert [r["empty_minibatches"] for r in records] == [2, 2]
     assert all(r["skipped"] == 0 and r["loss"] == 0 for r in records)
     text = Path("run/metrics.jsonl").read_text(encoding="utf-8")
     assert "NaN" not in text and "Infinity" not in text
     assert not state("run", 2)["optimizer"]["state"]                  # AdamW has not made a step
     assert flags != PLAYED or records[0]["length"] < 4            # observations do not count
-
-

@@ -3,12 +3,13 @@ from the sampler's. The functions: tests/concepts/test_losses.py.
 python -m pytest tests/features/test_mismatch.py"""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from features import mismatch
-from features.mismatch import read_mask_bounds, weight_stats
+from features.mismatch import Mismatch, read_mask_bounds
 from losses import mismatch_mask, mismatch_weight
 from session.arguments import parse
 from reference import ragged
@@ -24,7 +25,7 @@ def test_truncated_weights_go_down_to_0_and_rejected_answers_weigh_nothing(level
         "--mismatch_mask_bounds 0.6 1.2")
     found, _, old_logp, rollout = calls[0]
     case = old_logp, rollout.sampler_logp, rollout.mask
-    weights = mismatch_weight(*case, f"{level}_truncate", 0.0, 1.5)                 # [B, T]
+    weights = mismatch_weight(*case, level, 1.5)                 # [B, T]
     kept = mismatch_mask(*case, "geo", 0.6, 1.2)                                    # [B, T]
     torch.testing.assert_close(found, weights * kept)
     assert 0 < kept.sum() < rollout.mask.sum()
@@ -41,11 +42,13 @@ def test_how_unequal_weights_are_equals_a_loop():
     """Equal weights keep the whole sample, rejected ones nothing of it."""
     mask = ragged().mask
     some = 2 * torch.rand(mask.shape, generator=torch.Generator().manual_seed(0))
+    feature = Mismatch(SimpleNamespace(settings=None))
     for weights in (mask.float(), mask * 0.0, some):
         w = weights[mask].tolist()
         squares = sum(x * x for x in w)
-        stats = weight_stats(torch.where(mask, weights, math.nan), mask)
+        batch = SimpleNamespace(extras={"mismatch_weights": torch.where(mask, weights, math.nan)},
+                                rollout=SimpleNamespace(mask=mask))
         ess = sum(w) ** 2 / len(w) / squares if squares else 0
-        assert stats["mismatch_ess"] == pytest.approx(ess)
-        assert stats["mismatch_chi2"] == pytest.approx(sum((x - 1) ** 2 for x in w) / len(w))
-    assert weight_stats(some, mask & False) == dict.fromkeys(stats)
+        assert feature.metrics(batch, None, None) == {"mismatch_ess": pytest.approx(ess)}
+    batch.rollout.mask = mask & False
+    assert feature.metrics(batch, None, None) == {"mismatch_ess": None}

@@ -1,18 +1,14 @@
-"""The reference policy of --beta: its KL in the loss or in the reward, and a reference that moves.
+"""The reference policy of --beta: its KL in the loss or in the reward.
 
 python -m pytest tests/features/test_reference_kl.py"""
 
-from pathlib import Path
-
 import pytest
-import torch
 
 import reference
 import train
 from features import critic
 from features.reference_kl import ReferenceKL
 from reference import penalized
-from tiny_run import state
 
 # ------------------------------------------------------------------------- the KL in the loss
 
@@ -65,35 +61,3 @@ def test_advantages_and_the_critics_targets_read_rewards_less_the_kl(line, calls
                    for reward, kl, V, m in rows]
         seen = target[2][target[3]].tolist()                 # its groups come in another order
         assert sorted(seen) == pytest.approx(sorted(sum(returns, [])), abs=1e-5)
-
-
-# ------------------------------------------------------------------------- a reference that moves
-
-SYNC = "--sync_ref_model --ref_model_sync_steps"
-
-
-@pytest.fixture
-def kl(run):
-    """kl("--flags", "folder") is the KL of every batch of a run."""
-    line = ("--learning_rate 0.003 --warmup_steps 0 --beta 0.1 "
-            "--lr_scheduler_type constant_with_warmup")
-    return lambda more, folder: [r["kl"] for r in run(f"{line} {more}", folder=folder)]
-
-
-def test_a_moving_reference_is_the_policy_of_the_batch_before_at_alpha_1(kl):
-    """k = 2, α = 1: before batches 3 and 5 the reference becomes the policy, so their KL is 0."""
-    moving = kl(f"--steps 5 {SYNC} 2 --ref_model_mixup_alpha 1", "moving")
-    assert max(moving[::2]) < 1e-9 < 1e-7 < min(moving[1::2])
-    fixed = kl("--steps 5", "fixed")
-    assert fixed[:2] == moving[:2] and min(fixed[1:]) > 1e-7
-    assert moving[2] < kl(f"--steps 5 {SYNC} 2", "half")[2] < fixed[2]
-
-
-def test_a_checkpoint_without_the_reference_that_moved_is_refused_in_one_line(run):
-    run(f"--beta 0.1 {SYNC} 1")
-    folder = Path("run/checkpoints/step_1")
-    kept = state("run", 1)
-    kept["extras"] = kept.pop("features")["ReferenceKL"]     # where older versions kept it
-    torch.save(kept, folder / "state.pt")
-    said = run.refused("--output_dir run --resume --steps 2", begun=True)
-    assert "it has no reference policy or teacher that moves: leave out --sync" in said

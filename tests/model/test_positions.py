@@ -6,6 +6,7 @@ import torch
 
 import models
 from plumbing.model.policy import find_max_length
+from plumbing.refusal import Refusal
 from tiny_run import jsonl
 
 PLACES = 40
@@ -40,7 +41,7 @@ def test_a_run_that_would_pass_its_end_is_refused_and_its_advice_works(family, r
     models.saved("model", family, **shape(family))
     jsonl("rows.jsonl", [{"prompt": "1+1=", "answer": "2"}, {"prompt": "1+2=", "answer": "3"}])
     flags = "--model_name_or_path model --dataset_name rows.jsonl --verifier exact"
-    said = run.refused(f"{flags} --max_completion_length 16 --output_dir run")
-    assert "model: its log-probs are right for rows of at most 40 tokens" in said
-    assert "--max_prompt_length 1024 or --max_completion_length 16: their sum may be at" in said
+    with pytest.raises(Refusal, match="model has 40 positions: lower --max_prompt_length 1024 or "
+                                      "--max_completion_length 16, whose sum may be at most that"):
+        run(f"{flags} --max_completion_length 16")
     assert len(run(f"{flags} --max_completion_length 16 --max_prompt_length 24")) == 1

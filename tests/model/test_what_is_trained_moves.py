@@ -19,7 +19,7 @@ from features.lora import add_adapters
 from session.arguments import parse
 
 WAYS = {"float32": "", "bfloat16": "--bf16 true", "LoRA": "--use_peft",
-        "LoRA in bfloat16": "--use_peft --bf16 true", "not fused": "--optim adamw_torch",
+        "LoRA in bfloat16": "--use_peft --bf16 true",
         "LoRA in bfloat16, the head's too":
             "--use_peft --bf16 true --lora_target_modules q_proj lm_head"}
 
