@@ -729,9 +729,6 @@ def test_the_recipe_plays_its_game_in_the_characters_of_its_class(workplace, cap
     assert texts[1::2] == [read for read, *_ in earned[:-1]] and row["prompt"][-1] == "="
     assert [done for *_, done in earned] == [False, False, False, True]
     assert sum(reward for _, reward, _ in earned) == 1
-    ended = Environment(str(ROOT / "experiments/games.py") + ":Ended").kind(row)
-    assert [ended.step(text)[1:] for text in (texts[0].removesuffix("."), "?")] == [
-        (.25, False), (0, True)]
     tokenizer = builtin_tokenizer(sums.characters)
     problem = SimpleNamespace(prompt=row["prompt"])
     policy = SimpleNamespace(device="cpu")

@@ -5,7 +5,6 @@ References: transformers' own cache; the CPU allocator's peak. Log-probs: test_l
 """
 
 import functools
-import json
 import sys
 from pathlib import Path
 
@@ -23,11 +22,9 @@ from test_rollout import PROMPTS, assert_same, every_model, make, responses, rol
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 import memory  # noqa: E402
-import scaling  # noqa: E402
 import timing  # noqa: E402
 import bfloat16  # noqa: E402
 import versus_trl  # noqa: E402
-from tiny_run import read_json
 
 
 fast_rolled = functools.partial(rolled, draw_with=fast_sample)
@@ -123,19 +120,6 @@ def test_sides_take_turns_and_the_first_round_does_not_count():
     assert found == {name: measured[1:] for name, measured in seconds.items()}
     assert timing.quotients(found["a"], found["b"]) == {"min": 2.0, "median": 3.0, "max": 4.0}
     assert timing.timed(lambda turn: turn, iter([3.0, 5.5]).__next__)(0) == 2.5
-
-
-@pytest.mark.slow
-def test_a_benchmark_of_the_loop_measures_and_writes_its_page(tmp_path):
-    """python benchmarks/scaling.py --quick --only plain: the other parts of the file stay."""
-    file = tmp_path / "scaling.json"
-    measured = read_json(ROOT / "experiments/results/scaling.json")
-    file.write_text(json.dumps(measured), encoding="utf-8")
-    scaling.main(["--quick", "--only", "plain", "--json", str(file)])
-    found = read_json(file)
-    assert found["plain"]["median"] > 1 and found["plain"]["rounds"] == 2
-    assert found["texts"]["plain"] == f"{found['plain']['median']:.1f}"
-    assert found["algorithms"] == measured["algorithms"]
 
 
 def test_rounding_is_measured_on_a_users_model(refused, workplace, capsys):
