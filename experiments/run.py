@@ -224,7 +224,8 @@ def pool(question, folder):
     have the flags of the question. Each laptop makes the runs of its own seed, all variants, so
     that a difference at one seed is one machine's."""
     def same(settings):
-        return replace(settings, device="", output_dir=None, config=None, seed=0)
+        return replace(settings, device="", output_dir=None, config=None, seed=0,
+                       sampler_dtype=find_sampler_format(settings))
     planned = [((variant, setting), same(find_settings(command(question, variant, setting, 0))[1]))
                for variant in question.variants for setting in question.list_settings(variant)]
     runs = {}
@@ -401,8 +402,6 @@ def main(argv=None):
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(QUESTIONS)}; or "
                         "MINE.py, a question of your own")
     parser.add_argument("--most", type=int, default=math.inf, help="at most so many runs now")
-    parser.add_argument("--only", metavar="VARIANT[@SETTING]", help="only runs of this variant "
-                        "(and setting)")
     parser.add_argument("--seeds", metavar="FIRST:END", default=f"0:{2**32}", help="only runs of "
                         "these seeds: a question on several cores, each with a --folder of its own")
     parser.add_argument("--folder", help="where NAME.jsonl is (default: experiments/results; "
@@ -421,9 +420,6 @@ def main(argv=None):
             judging.check_names(question)
         except ValueError as error:
             raise Refusal(f"{name}: {error}")
-        if options.only and options.only.partition("@")[0] not in question.variants:
-            raise Refusal(f"{name} has no variant {options.only}; it has "
-                          f"{', '.join(question.variants)}")
         found = pool(question, given) if given else read(name, options.folder)
         runs = current(question, found)
         left_out = len(found) - len(runs)
@@ -456,8 +452,7 @@ def make_all(name, question, options):
     while made < options.most:
         runs = current(question, read(name, options.folder))
         waiting = (key for key in itertools.chain(missing(question, runs), mixed(question, runs))
-                   if key[1] and first <= key[2] < end
-                   and options.only in (None, key[0], f"{key[0]}@{key[1]}"))
+                   if key[1] and first <= key[2] < end)
         key = next(waiting, None)
         if key is None:
             break
