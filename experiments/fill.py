@@ -9,7 +9,8 @@ experiments/run.py writes, and from `texts` in the results of benchmarks:
     learning: against GRPO          mean and 95 % interval of a rule
     mean learning: against GRPO     the mean alone
     median learning: against GRPO   the median over seeds
-    levels learning: against GRPO   what the difference is of, "0.84 against 0.85"
+    level learning: against GRPO    the mean of the first term of the difference
+    other learning: against GRPO    that of its second term
     above learning: against GRPO    the seeds at which it is above 0, "3 of 8"
     seeds learning: against GRPO    their number
     percent learning: against GRPO  the mean as a percentage
@@ -31,7 +32,7 @@ sys.path[:0] = [str(ROOT / folder) for folder in ("", "experiments", "benchmarks
 
 from losses import OBJECTIVES                                                        # noqa: E402
 from intervals import in_words                                                       # noqa: E402
-from questions import FAMILIES, MAP, QUESTIONS                                       # noqa: E402
+from questions import MAP, QUESTIONS                                                 # noqa: E402
 from sentences import SENTENCES                                                      # noqa: E402
 from timing import table                                                             # noqa: E402
 
@@ -49,11 +50,8 @@ def texts():
     found = json.loads((ROOT / "experiments/results/numbers.json").read_text(encoding="utf-8"))
     ratio = OBJECTIVES["grpo"].epsilon / OBJECTIVES["gspo"].epsilon
     numbers = found["numbers"]
-    kept = [p for p in found["readme"].values() if p is not None and p < .05]
     names = {"decided": verdicts(found, True), "undecided": verdicts(found, False),
-             "readme": str(len(found["readme"])), "readme kept": str(len(kept)),
-             "map": regimes(numbers),
-             "quotient of epsilons": f"{ratio:.0f}"}
+             "map": regimes(numbers), "quotient of epsilons": f"{ratio:.0f}"}
     for key, number in numbers.items():
         if number["mean"] is not None:
             question, _, rule = key.partition(": ")
@@ -63,10 +61,10 @@ def texts():
             names[f"percent {key}"] = f"{number['mean']:.1%}"
             names[f"mean {key}"] = signed(form.format(number["mean"]))
             names[f"median {key}"] = signed(form.format(number["median"]))
-            names[f"levels {key}"] = " against ".join(f"{x:.3f}" for x in number["levels"])
+            names |= {f"{which} {key}": f"{level:.3f}"
+                      for which, level in zip(("level", "other"), number["levels"])}
             names[f"above {key}"] = f"{number['above']} of {number['seeds']}"
-    names |= {f"holm {key}": probability(p) for group in FAMILIES if group != "readme"
-              for key, p in found[group].items()}
+    names |= {f"holm {key}": probability(p) for key, p in found["holm"].items()}
     names |= {f"lost {question}": lost(question, numbers) for question in ("dose", "lags")}
     for file in sorted((ROOT / "experiments/results").glob("*.json")):
         names |= json.loads(file.read_text(encoding="utf-8")).get("texts", {})

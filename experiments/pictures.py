@@ -161,9 +161,10 @@ def regimes(rows, runs):
                           markevery=[1], **look)
         axes.plot([], [], "-", label=f"{variant} − GRPO", **look)
     axes.axvline(0, color=style.BLACK, linewidth=.8)
-    axes.set_yticks(range(len(rows)), [textwrap.fill(where.replace("`", ""), 42)
-                                       for where, *_ in rows], fontsize=8)
-    axes.legend(loc="lower right")
+    words = [where.replace("`", "").replace(" × ", "\N{NO-BREAK SPACE}×\N{NO-BREAK SPACE}")
+             for where, *_ in rows]
+    axes.set_yticks(range(len(rows)), [textwrap.fill(text, 42) for text in words], fontsize=8)
+    axes.legend(loc="upper right")
     style.label(axes, "", "difference: mean and 95 % interval over seeds", "")
     both = below.subplots(1, 2, sharey=True)
     for axes, setting in zip(both, ("usual steps", "large steps")):
@@ -176,9 +177,9 @@ def regimes(rows, runs):
         style.label(axes, f"offpolicy, {setting}", "rollout batch", "")
     both[0].set_ylabel("share of right responses")
     both[0].legend(loc="lower right", title=SEEDS, title_fontsize=8)
-    figure.suptitle("Where does GSPO end above GRPO? All variants of a row at one learning rate.\n"
-                    "Below: with large steps (one prompt each) all runs fall, GRPO's most",
-                    x=.01, ha="left", fontsize=10)
+    figure.suptitle("GSPO minus GRPO, by experiment, all variants at one learning rate.\n"
+                    "Below: pass rates with usual and with large steps", x=.01, ha="left",
+                    fontsize=10)
     return save(figure, "offpolicy")
 
 

@@ -638,14 +638,6 @@ QUESTIONS = {
     "curves": CURVES, "offpolicy": OFFPOLICY, "neighbours": NEIGHBOURS, "epochs": EPOCHS,
     "rule": RULE, "controls": CONTROLS}
 
-# The differences that README quotes. Each gets a p of "it is not 0", by Holm over them.
-README_RULES = (
-    "steps: GSPO wide at 0.0004 × 4", "steps: GSPO at 0.0004 × 4",
-    "counting: GSPO wide is ahead of GRPO",
-    "turns: GSPO wide against GRPO, one advantage per response", "offpolicy: wide against GRPO",
-    "offpolicy: the paper's range against GRPO",
-    "epochs: GRPO: μ = 4 minus μ = 1", "lags: GSPO wide against GRPO at staleness 8",
-    "dose: wide against GRPO, int3 trusted", "depth: GSPO against GRPO, 2.8e-4")
 # The map of docs/evidence.md: (task, batches, rate × mini-batches (experiment), the rules of
 # GSPO - GRPO and of GSPO wide - GRPO).
 TURN = "a game of four turns, 30 batches, an advantage per {} (`turns`)"
@@ -674,8 +666,3 @@ MAP = (
      "dose: the paper's range against GRPO, int4 trusted", "dose: wide against GRPO, int4 trusted"),
     ("tiny task, int3 sampler, trusted, 0.0004 × 4 (`dose`)", None,
      "dose: wide against GRPO, int3 trusted"))
-FAMILIES = {                       # of differences that one p by Holm covers
-    "readme": README_RULES,
-    **{name: tuple(f"{name}: {rule}" for rule, of in question.rules.items() if not of.reported)
-       for name, question in (("offpolicy", OFFPOLICY), ("neighbours", NEIGHBOURS),
-                              ("epochs", EPOCHS))}}

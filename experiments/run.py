@@ -51,7 +51,7 @@ import judging                                                                  
 import pictures                                                                      # noqa: E402
 import rows                                                                          # noqa: E402
 from judging import read                                  # noqa: E402
-from questions import FAMILIES, MAP, QUESTIONS                                       # noqa: E402
+from questions import MAP, QUESTIONS                                                 # noqa: E402
 from features.sampler_format import find_sampler_format                              # noqa: E402
 from plumbing.refusal import Refusal                                                 # noqa: E402
 from session.arguments import (                                                      # noqa: E402
@@ -255,31 +255,23 @@ def figures(records, summary, settings):
 
     shares = [r["variance_factor"] / r["inverse_length"] for r in records
               if r.get("variance_factor") and r.get("inverse_length")]
-    samples = [(settings.prompts_per_step + r["discarded_groups"]) * settings.num_generations
-               for r in records]
     return {
         "before": summary.get("pass_at_1_before", records[0]["pass_rate"]),
         "after": summary.get("pass_at_1_after", records[-1]["pass_rate"]),
         "greedy": summary.get("greedy_after"), "seconds": summary.get("seconds"),
         "reward_before": summary.get("reward_before"), "reward": summary.get("reward_after"),
-        **{f"at_{r['step']}": r["pass_at_1"][0] for r in records if r.get("pass_at_1")},
         "collapsed": collapsed(each("pass_rate")),
         "to_80": next((r["step"] for r in records if r["pass_rate"] >= .8), settings.steps + 1),
-        "first_length": records[0]["length"],
-        "length": intervals.mean(r["length"] for r in records[-10:]),
         "late": intervals.mean(each("pass_rate")[len(records) // 2:]),
         "mean": intervals.mean(each("pass_rate")),
         **before_steps([[update for update in r["minibatches"] if update["signal_answers"]]
                         for r in records]),
         "pass_rates": each("pass_rate"), "rewards": each("reward"), "lengths": each("length"),
         "clipped": intervals.mean(r["clip_low"] + r["clip_high"] for r in records),
-        "batch_samples": samples,
-        "samples": sum(samples),
         "log_s_var": median("log_s_var"),
         "factor_times_length": statistics.median(shares or [None]),
         "inverse_length": median("inverse_length"),
-        "flips": median("flip_rate"),
-        "epsilon_over_std": median("epsilon_over_std"), "entropy": records[-1]["entropy"]}
+        "flips": median("flip_rate")}
 
 
 def before_steps(batches):
@@ -343,20 +335,20 @@ def rounded(x):
 # -------------------------------------------------------------------------------- what was found
 
 def summary():
-    """What fill.py puts into pages: {"verdicts": {question: …}, "numbers": {"question: rule": …}},
-    and {rule: p} of each family."""
-    found = dict(verdicts={}, numbers={})
+    """What fill.py puts into pages: {"verdicts": {question: …}, "numbers": {"question: rule": …},
+    "holm": {"question: rule": p of "it is not 0", by Holm over the question's rules}}."""
+    found = dict(verdicts={}, numbers={}, holm={})
     for name, question in QUESTIONS.items():
         runs = current(question, read(name))
         numbers, verdict = judged(question, runs)
         found["verdicts"][name] = dict(verdict=verdict, p=verdict.p, runs=len(runs))
         found["numbers"] |= {f"{name}: {rule}": number for rule, number in numbers.items()}
+        rules = [rule for rule, of in question.rules.items() if not of.reported]
+        holm = intervals.holm([numbers[rule]["zero"] for rule in rules])
+        found["holm"] |= {f"{name}: {rule}": p for rule, p in zip(rules, holm)}
     corrected = intervals.holm([v["p"] for v in found["verdicts"].values()])
     for row, p in zip(found["verdicts"].values(), corrected):
         row["holm"] = p
-    for group, keys in FAMILIES.items():
-        zeros = [found["numbers"][key]["zero"] for key in keys]
-        found[group] = dict(zip(keys, intervals.holm(zeros)))
     return rounded(found)
 
 

@@ -160,23 +160,25 @@ Each at its own best rate (tiny task, 10 batches, `learning`) both are undecided
 wide against GRPO}, the paper's range {learning: against GRPO} (GRPO broke in
 
 (tiny task, 10 batches, `learning`, {seeds learning: GSPO wide against GRPO, 16 mini-batches}
-seeds): wide {levels learning: GSPO wide against GRPO, 16 mini-batches}, a difference of {learning:
-GSPO wide against GRPO, 16 mini-batches}; the paper's range {levels learning: GSPO against GRPO, 16
-mini-batches}.
+seeds): GRPO ends at {other learning: GSPO wide against GRPO, 16 mini-batches}, the paper's range at
+{level learning: GSPO against GRPO, 16 mini-batches} and wide at {level learning: GSPO wide against
+GRPO, 16 mini-batches}; wide − GRPO is {learning: GSPO wide against GRPO, 16 mini-batches}.
 
 batches of 128 responses, `offpolicy`, {seeds offpolicy: wide against GRPO} seeds). These runs
-unlearn: pass@1 is {mean offpolicy: before: large steps} before, and at the end wide {levels
-offpolicy: wide against GRPO, pass@1 at the end}, the paper's range {levels offpolicy: the paper's
-range against GRPO, pass@1 at the end}. With as many samples at usual steps it is {levels offpolicy:
-GSPO wide against GRPO, usual steps, pass@1 at the end} and {levels offpolicy: GSPO against GRPO,
-usual steps, pass@1 at the end}. In the pass rate of batches 9 to 16 wide leads by {offpolicy: wide
-against GRPO}, the paper's range by {offpolicy: the paper's range against GRPO}. In pass@1 at the
-end wide leads by {offpolicy: wide against GRPO, pass@1 at the end}, but its median is {median
-offpolicy: wide against GRPO, pass@1 at the end}, and it is ahead at {above offpolicy: wide against
-GRPO, pass@1 at the end} seeds; the paper's range leads by {offpolicy: the paper's range against
-GRPO, pass@1 at the end}. Collapsed (a pass rate below half of the best so far, four batches
-running): GRPO {above offpolicy: collapsed: GRPO}, the paper's range {above offpolicy: collapsed:
-GSPO}, wide {above offpolicy: collapsed: GSPO wide}.
+unlearn: pass@1 is {mean offpolicy: before: large steps} before, and at the end GRPO's is {other
+offpolicy: wide against GRPO, pass@1 at the end}, that of the paper's range {level offpolicy: the
+paper's range against GRPO, pass@1 at the end} and of wide {level offpolicy: wide against GRPO,
+pass@1 at the end}. With as many samples at usual steps it is {other offpolicy: GSPO wide against
+GRPO, usual steps, pass@1 at the end}, {level offpolicy: GSPO against GRPO, usual steps, pass@1 at
+the end} and {level offpolicy: GSPO wide against GRPO, usual steps, pass@1 at the end}. In the pass
+rate of batches 9 to 16 wide leads by {offpolicy: wide against GRPO}, the paper's range by
+{offpolicy: the paper's range against GRPO}. In pass@1 at the end wide leads by {offpolicy: wide
+against GRPO, pass@1 at the end}, but its median is {median offpolicy: wide against GRPO, pass@1 at
+the end}, and it is ahead at {above offpolicy: wide against GRPO, pass@1 at the end} seeds; the
+paper's range leads by {offpolicy: the paper's range against GRPO, pass@1 at the end}. Collapsed (a
+pass rate below half of the best so far, four batches running): GRPO {above offpolicy: collapsed:
+GRPO}, the paper's range {above offpolicy: collapsed: GSPO}, wide {above offpolicy: collapsed: GSPO
+wide}.
 
 9 to 16, wide is {offpolicy: the weight: wide against dropped by s} above the same drop rule with
 GRPO's weights (ahead at {above offpolicy: the weight: wide against dropped by s} seeds) and
@@ -210,8 +212,6 @@ GSPO: own_right} of the right ones and {percent neighbours: GSPO: own_wrong} of 
 batches of 128 responses, `collapse`): {mean collapse: GRPO collapses, MoE} of GRPO's runs collapse
 and {mean collapse: GSPO collapses, MoE} of GSPO's; GSPO ends above GRPO, {collapse: GSPO prevents
 it}; without a rule beforehand GSPO wide does so by {collapse: GSPO wide against GRPO}. Its two
-
-Of the {readme} differences that README quotes {readme kept} are not 0
 
 one per response: GSPO wide {turns: GSPO wide: more games won at the end}, GRPO {turns: GRPO: more
 games won at the end}, the paper's range {turns: GSPO: more games won at the end}. The range is
