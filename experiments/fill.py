@@ -97,17 +97,12 @@ def verdicts(found, decided):
         rule = next((rule for rule in of if of[rule]["verdict"] == answer["verdict"]), [*of][0])
         p = answer["holm"]
         more = ((in_words(answer["verdict"]) + f", p {probability(p)}" * (p is not None),)
-                if decided else (of[rule]["seeds"], limited(of[rule]["needed"])))
+                if decided else (of[rule]["seeds"], of[rule]["needed"] or "–"))
         rows.append((f"{question.claim} (`{name}`)",
                      interval(of[rule], question.rules[rule].form), *more, question.rates,
                      question.asked))
     last = ("verdict",) if decided else ("seeds", "seeds needed")
     return table(("claim (experiment)", "number", *last, "learning rates", "rule written"), *rows)
-
-
-def limited(seeds):
-    """A number of seeds that it would take, if that is a number one can think of."""
-    return "–" if seeds is None else "> 1000" if seeds > 1000 else str(seeds)
 
 
 def regimes(numbers):

@@ -74,8 +74,8 @@ class Lab:
         """One batch, sampled, verified and scored -> train.Batch with advantages."""
         rollout, problems, parts, _ = train.collect(self.args, self.learner, self.task, step)
         advantages = group_advantages(parts[:, 0], self.args.num_generations)          # [B]
-        return train.Batch(rollout, problems, parts, self.score(rollout).logp, step=step,
-                           advantages=advantages)
+        old_logp = self.learner.score(rollout).logp                                    # [B, T]
+        return train.Batch(rollout, problems, parts, old_logp, step=step, advantages=advantages)
 
     def minibatches(self, batch):
         return train.mini_batches(self.args, self.task, batch)
@@ -83,9 +83,6 @@ class Lab:
     def update(self, mini):
         """One optimizer step -> its stats: clip shares and ratios as they were before it."""
         return train.update(self.args, self.learner, mini)
-
-    def score(self, rollout):
-        return self.learner.score(rollout)
 
 
 # ---------------------------------------------------------------------------------------- drift
@@ -107,13 +104,13 @@ def drift(seed, flags="", quick=False):
             for k, mini in enumerate(one.minibatches(batch), 1):
                 if k == 4 and name == "gspo":
                     mask = mini.rollout.mask                                         # [B, T]
-                    log_w = one.score(mini.rollout).logp - mini.old_logp             # [B, T]
+                    log_w = one.learner.score(mini.rollout).logp - mini.old_logp     # [B, T]
                     log_s = log_w.sum(-1) / mask.sum(-1)                             # [B]
                     outside += [not S_RANGE[0] <= x <= S_RANGE[1] for x in log_s.tolist()]
                 of_batch.append(one.update(mini))
             stats[name].append(of_batch)
         if step <= 6:
-            pair = lab.score(batch.rollout).logp, batch.old_logp                     # [B, T] each
+            pair = lab.learner.score(batch.rollout).logp, batch.old_logp         # [B, T] each
             for name, dtype in (("apart32", torch.float32), ("apart64", torch.float64)):
                 found = distance(*(logp.to(dtype) for logp in pair), batch.rollout.mask)
                 apart[name] = max(apart[name], found)

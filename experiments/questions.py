@@ -199,8 +199,7 @@ COLLAPSE = Question(
            "flips cause it": Rule("GSPO@MoE - GRPO@MoE - GSPO@dense + GRPO@dense", form=GAIN),
            "GSPO wide against GRPO": Reported("GSPO wide@MoE - GRPO@MoE", form=GAIN),
            **each("{0[0]} collapses, {0[1]}", "{0[0]}@{0[1]}:collapsed",
-                  (("GRPO", "MoE"), ("GSPO", "MoE"), ("GRPO replay", "MoE"), ("GRPO", "dense")),
-                  rule=Reported, form="{:.0%}")},
+                  (("GRPO", "MoE"), ("GSPO", "MoE")), rule=Reported, form="{:.0%}")},
     notes="Collapsed: a batch's pass rate below half of the best so far, four batches running.")
 
 DEEP = ("--hidden_size 48 --num_experts 16 --num_experts_per_tok 2 --min_terms 3 --max_terms 5 "
@@ -317,20 +316,16 @@ LARGER = (f"{SMOLLM2} --max_completion_length 5 --dataset_name data/max_of_two_t
 PROMISED = Question(
     claim="The default run ends above 0.95 held-out pass@1", source="this project's target",
     reported="0.95", regime=f"{TINY}, 50 rollout batches", variants={"GSPO": ""}, seeds=range(3),
-    rules={**each("{0}", "GSPO@default:{0}", ("after", "before", "greedy"), rule=Reported,
-                  form="{:.3f}"),
-           "seconds": Reported("GSPO@default:seconds", form="{:.0f}")}, seconds=120)
+    rules=each("{0}", "GSPO@default:{0}", ("after", "before"), rule=Reported, form="{:.3f}"),
+    seconds=120)
 SMOLLM2_RUN = Question(
     claim="SmolLM2 learns the larger of two numbers to 0.9 within 20 rollout batches",
     source="this project's target", reported="0.9",
     regime="SmolLM2-135M, answers of 3 tokens, 20 rollout batches of 128 answers",
     flags=f"--steps 20 --prompts_per_step 16 --steps_per_generation 4 --eval_prompts 128 {LARGER}",
-    variants={"GSPO": "", "LoRA": "--use_peft --lora_r 16 --lora_alpha 32"},
-    settings={"default": "--learning_rate 1.5e-5", "LoRA": "--learning_rate 1e-4"}, seeds=range(3),
-    parts=(Part("default", range(3), ("GSPO",)), Part("LoRA", range(1), ("LoRA",))),
+    variants={"GSPO": ""}, settings={"default": "--learning_rate 1.5e-5"}, seeds=range(3),
     rules={**each("{0}", "GSPO@default:{0}", ("after", "before"), rule=Reported, form="{:.3f}"),
-           "seconds": Reported("GSPO@default:seconds", form="{:.0f}"),
-           "LoRA after": Reported("LoRA@LoRA", form="{:.3f}")},
+           "seconds": Reported("GSPO@default:seconds", form="{:.0f}")},
     before=(CHECKPOINT, MAX_DATA), seconds=240)
 
 # --------------------------------------------------------------------- what a ratio and a clip do
@@ -477,8 +472,8 @@ GUESS = Question(
     regime="SmolLM2-135M-Instruct, 60 rollout batches of 4 x 8 games",
     flags="--config recipes/guess.yaml", variants={"GSPO-token, turns": ""}, seeds=range(1),
     seconds=1600, before=(CHECKPOINT,),
-    rules=each("{0}", "GSPO-token, turns@default:{0}", ("before", "after", "reward_before",
-               "reward", "greedy"), rule=Reported, form="{:.3f}"),
+    rules=each("{0}", "GSPO-token, turns@default:{0}", ("before", "after"), rule=Reported,
+               form="{:.3f}"),
     notes="""One run.""")
 CURVES = Question(
     claim="Three default runs each of GRPO and of GSPO with two clip ranges",

@@ -178,15 +178,16 @@ the end}, and it is ahead at {above offpolicy: wide against GRPO, pass@1 at the 
 paper's range leads by {offpolicy: the paper's range against GRPO, pass@1 at the end}. Collapsed (a
 pass rate below half of the best so far, four batches running): GRPO {above offpolicy: collapsed:
 GRPO}, the paper's range {above offpolicy: collapsed: GSPO}, wide {above offpolicy: collapsed: GSPO
-wide}.
+wide}, the narrow GRPO of the next item {above offpolicy: collapsed: GRPO narrow}.
 
 9 to 16, wide is {offpolicy: the weight: wide against dropped by s} above the same drop rule with
 GRPO's weights (ahead at {above offpolicy: the weight: wide against dropped by s} seeds) and
-{offpolicy: the same share: wide against narrow GRPO} above a GRPO so narrow that it clips about as
-much ({above offpolicy: the same share: wide against narrow GRPO}); by Holm over the nine
-differences of `offpolicy` both have p {holm offpolicy: the same share: wide against narrow GRPO}:
-undecided. The narrow GRPO itself is {offpolicy: the same share: narrow GRPO against GRPO} above
-GRPO.
+{offpolicy: the same share: wide against narrow GRPO} above a GRPO so narrow that it clips {percent
+offpolicy: clipped of Â ≠ 0, GRPO narrow} of the tokens with Â ≠ 0, wide {percent offpolicy: clipped
+of Â ≠ 0, GSPO wide} (ahead at {above offpolicy: the same share: wide against narrow GRPO}); by Holm
+over the nine differences of `offpolicy` both have p {holm offpolicy: the same share: wide against
+narrow GRPO}: undecided. The narrow GRPO itself is {offpolicy: the same share: narrow GRPO against
+GRPO} above GRPO.
 
 clip**, there, GSPO changes by {offpolicy: without its clip: GSPO} and GRPO by {offpolicy: without
 its clip: GRPO}; {above offpolicy: collapsed: GSPO no clip} runs of GSPO collapse and {above
