@@ -65,9 +65,9 @@ class Lab:
         other.args = parse([*self.flags, *flags])
         other.policy = copy.deepcopy(self.policy)
         other.start()
-        for name in ("optimizer", "schedule"):
-            state = copy.deepcopy(getattr(self.learner, name).state_dict())
-            getattr(other.learner, name).load_state_dict(state)
+        state = copy.deepcopy(self.learner.optimizer.state_dict())
+        other.learner.optimizer.load_state_dict(state)
+        other.learner.updates = self.learner.updates
         return other
 
     def rollout(self, step):
