@@ -34,5 +34,5 @@ def test_the_gradient_ends_at_the_papers_clip_range(name, low, high):
 def test_the_six_of_readme_are_six_kinds_of_clip_or_ratio():
     assert len({(OBJECTIVES[name].ratio, OBJECTIVES[name].clip) for name in pictures.SIX}) == 6
     six = [axes.get_title("left").split(":")[0] for axes in pictures.objectives_six().axes]
-    assert six == ["GRPO", "GSPO", "CISPO", "DPPO", "IPO", "SAPO"]
+    assert six == ["GRPO", "GSPO", "CISPO", "DPPO", "DRO", "SAPO"]
     style.pyplot().close("all")
