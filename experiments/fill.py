@@ -8,13 +8,15 @@ experiments/run.py writes, and from `texts` in the results of benchmarks:
 
     learning: against GRPO          mean and 95 % interval of a rule
     mean learning: against GRPO     the mean alone
-    chosen learning: GRPO, mb4      the rate of the chosen setting
-    lost dose                       what each variant loses in its settings
-    decided, undecided, map         other tables of docs/evidence.md
-    seen learning: against GRPO     the smallest effect that its seeds see
+    median learning: against GRPO   the median over seeds
+    level learning: against GRPO    the mean of the first term of the difference
+    other learning: against GRPO    that of its second term
+    above learning: against GRPO    the seeds at which it is above 0, "3 of 8"
     seeds learning: against GRPO    their number
     percent learning: against GRPO  the mean as a percentage
     holm offpolicy: replay against none     p of "it is not 0", by Holm over its question
+    lost dose                       what each variant loses in its settings
+    decided, undecided, map         other tables of docs/evidence.md
 
 A test checks that the pages are what this writes.
 """
@@ -29,9 +31,8 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / folder) for folder in ("", "experiments", "benchmarks")]
 
 from losses import OBJECTIVES                                                        # noqa: E402
-from intervals import in_words, smallest_seen                                        # noqa: E402
-from judging import place                                                            # noqa: E402
-from questions import FAMILIES, MAP, QUESTIONS                                       # noqa: E402
+from intervals import in_words                                                       # noqa: E402
+from questions import MAP, QUESTIONS                                                 # noqa: E402
 from sentences import SENTENCES                                                      # noqa: E402
 from timing import table                                                             # noqa: E402
 
@@ -49,11 +50,8 @@ def texts():
     found = json.loads((ROOT / "experiments/results/numbers.json").read_text(encoding="utf-8"))
     ratio = OBJECTIVES["grpo"].epsilon / OBJECTIVES["gspo"].epsilon
     numbers = found["numbers"]
-    kept = [p for p in found["readme"].values() if p is not None and p < .05]
     names = {"decided": verdicts(found, True), "undecided": verdicts(found, False),
-             "readme": str(len(found["readme"])), "readme kept": str(len(kept)),
-             "map": regimes(numbers),
-             "quotient of epsilons": f"{ratio:.0f}"}
+             "map": regimes(numbers), "quotient of epsilons": f"{ratio:.0f}"}
     for key, number in numbers.items():
         if number["mean"] is not None:
             question, _, rule = key.partition(": ")
@@ -62,13 +60,12 @@ def texts():
             names[f"seeds {key}"] = number["seeds"]
             names[f"percent {key}"] = f"{number['mean']:.1%}"
             names[f"mean {key}"] = signed(form.format(number["mean"]))
-            if int(number["seeds"]) > 1:
-                half = number["high"] - number["mean"]
-                names[f"seen {key}"] = f"{smallest_seen(half, int(number['seeds'])):.2f}"
-    names |= {f"holm {key}": probability(p) for group in FAMILIES if group != "readme"
-              for key, p in found[group].items()}
+            names[f"median {key}"] = signed(form.format(number["median"]))
+            names |= {f"{which} {key}": f"{level:.3f}"
+                      for which, level in zip(("level", "other"), number["levels"])}
+            names[f"above {key}"] = f"{number['above']} of {number['seeds']}"
+    names |= {f"holm {key}": probability(p) for key, p in found["holm"].items()}
     names |= {f"lost {question}": lost(question, numbers) for question in ("dose", "lags")}
-    names |= {f"chosen {key}": rate(setting) for key, setting in found["chosen"].items()}
     for file in sorted((ROOT / "experiments/results").glob("*.json")):
         names |= json.loads(file.read_text(encoding="utf-8")).get("texts", {})
     return names
@@ -86,42 +83,38 @@ def signed(text):
     return re.sub(r"(?<![\de])-", "−", text)
 
 
-def rate(setting):
-    """The rate of a setting such as "mb4 0.0006", as 6e-4."""
-    digits, exponent = f"{float(setting.split()[-1]):e}".split("e")
-    return f"{float(digits):g}e{int(exponent)}"
-
-
 def verdicts(found, decided):
-    """The questions that are decided, or those that are not, each with the number of its first rule
-    with this verdict, and Holm's p over all of them, or the seeds that it would take."""
+    """The questions that are decided, by Holm over all of them, too, or those that are not, each
+    with the number of its first rule with this verdict, and its p or the seeds that it would take.
+    """
     rows = []
     for name, question in QUESTIONS.items():
         answer = found["verdicts"][name]
-        if not question.deciding or decided == answer["verdict"].startswith(UNDECIDED):
+        sure = not answer["verdict"].startswith(UNDECIDED) and (answer["holm"] or 0) < .05
+        if not question.deciding or decided != sure:
             continue
         of = {rule: found["numbers"][f"{name}: {rule}"] for rule in question.deciding}
         rule = next((rule for rule in of if of[rule]["verdict"] == answer["verdict"]), [*of][0])
         p = answer["holm"]
-        alone = " by its interval alone" * (p is not None and p >= .05)
-        more = ((in_words(answer["verdict"]) + alone + f", p {probability(p)}" * (p is not None),)
-                if decided else (of[rule]["seeds"], limited(of[rule]["needed"])))
-        rows.append((f"`{name}`", question.claim, interval(of[rule], question.rules[rule].form),
-                     *more, f"{question.rates}, {question.asked}"))
-    last = ("verdict",) if decided else ("seeds", "needed")
-    return table(("question", "claim", "number", *last, "rates, asked"), *rows)
-
-
-def limited(seeds):
-    """A number of seeds that it would take, if that is a number one can think of."""
-    return "–" if seeds is None else "> 1000" if seeds > 1000 else str(seeds)
+        more = ((in_words(answer["verdict"]) + f", p {probability(p)}" * (p is not None),)
+                if decided else (of[rule]["seeds"], of[rule]["needed"] or "–"))
+        rows.append((f"{question.claim} (`{name}`)",
+                     interval(of[rule], question.rules[rule].form), *more, question.rates,
+                     question.asked))
+    last = ("verdict",) if decided else ("seeds", "seeds needed")
+    return table(("claim (experiment)", "number", *last, "learning rates", "rule written"), *rows)
 
 
 def regimes(numbers):
-    """GSPO and GSPO wide against GRPO, by the spread of log s."""
-    return table(("where", "std of log s", "the paper's range − GRPO", "GSPO wide − GRPO"),
-                 *((where, f"{std:.3f}", *(interval(of, "{:+.3f}") if of else "–" for of in both))
-                   for where, std, *both in place(MAP, numbers)))
+    """GSPO and GSPO wide beside GRPO: levels, and differences with their intervals."""
+    rows = []
+    for where, *keys in MAP:
+        paper, wide = (key and numbers[key] for key in keys)
+        rows.append((where, f"{wide['levels'][1]:.3f}",
+                     *(f"{of['levels'][0]:.3f}: {interval(of, '{:+.3f}')}" if of else "–"
+                       for of in (paper, wide))))
+    return table(("task, batches, rate × mini-batches (experiment)", "GRPO",
+                  "the paper's range: minus GRPO", "GSPO wide: minus GRPO"), *rows)
 
 
 def probability(p):

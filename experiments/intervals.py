@@ -102,12 +102,6 @@ def seeds_needed(values, supported, contradicted=None, nothing=0):
     return max(2, math.ceil((2.8 * stdev(values) / room) ** 2 + 2))   # 1.96 + 0.84, and t's tails
 
 
-def smallest_seen(half_width, seeds):
-    """The smallest effect that so many seeds see with 80 % probability, where they gave a 95 %
-    interval of this half width."""
-    return half_width * (1 + .84 / float(stats.t.ppf(.975, seeds - 1)))
-
-
 def decide_exact(values, bounds):
     """HELD if every value lies between the bounds, else REFUTED. Without a p: nothing is drawn."""
     return Verdict(HELD if all(bounds[0] < x < bounds[1] for x in values) else REFUTED)

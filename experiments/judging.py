@@ -14,7 +14,9 @@ from pathlib import Path
 import intervals
 
 ROOT = Path(__file__).resolve().parent.parent
-RENAMED = {"GSPO ×100": "GSPO wide"}                 # variants, after runs of them were recorded
+RENAMED = {                                          # after runs were recorded
+    '"GSPO ×100': '"GSPO wide', "plumbing/engines/stale.py": "experiments/stale.py",
+    "--no_chat_template": "--chat_template false"}
 UNKNOWN = "not recorded"
 EARLIER = "db735d8 or earlier"          # the commit in lines that recorded no machine or versions
 
@@ -28,11 +30,10 @@ def read(name, folder="experiments/results"):
     runs = {}
     for text in file.read_text(encoding="utf-8").splitlines() if file.is_file() else ():
         with contextlib.suppress(ValueError):
-            run = json.loads(text.replace("plumbing/engines/stale.py", "experiments/stale.py"))
-            variant = run["arm"]
             for old, new in RENAMED.items():
-                variant = variant.replace(old, new)
-            runs[variant, run["cell"], run["seed"]] = run
+                text = text.replace(old, new)
+            run = json.loads(text)
+            runs[run["arm"], run["cell"], run["seed"]] = run
     return runs
 
 
@@ -60,8 +61,7 @@ def group_settings(question, variant, group):
     """The settings of a group: those that it lists, or those whose names begin with its name."""
     if group in question.groups:
         return list(question.groups[group])
-    known = question.list_settings(variant) | question.further
-    return [name for name in known if name.startswith(group)]
+    return [name for name in question.list_settings(variant) if name.startswith(group)]
 
 
 def group_name(setting):
@@ -72,38 +72,22 @@ def group_name(setting):
 def choose_best(question, runs, variant, group=""):
     """The setting of a group with the highest mean over the choosing seeds, or None before all are
     run."""
-    chooser = question.rate_of.get(variant, variant)
     means = {}
     for setting in group_settings(question, variant, group):
-        found = values(runs, chooser, setting, question.choosing, question.by)
-        if len(found) >= question.choices:
-            means[setting] = intervals.mean(found.values())
-        elif setting not in question.further:
+        found = values(runs, variant, setting, question.choosing, question.by)
+        if len(found) < question.choices:
             return None
+        means[setting] = intervals.mean(found.values())
     return max(means, key=means.get, default=None)
 
 
-def extend(question, variant, chosen):
-    """[the setting of `further` beside the chosen one], if that is the first or the last of its
-    group."""
-    tried, further = ([s for s in settings if group_name(s) == group_name(chosen)]
-                      for settings in (question.list_settings(variant), question.further))
-    beside = dict(zip((tried[0], tried[-1]), further)) if tried else {}
-    return [beside[chosen]] if chosen in beside else []
-
-
 def resolve_settings(question, runs, variant, words):
-    """The settings that "all μ4", "edge μ4", "best μ4" or a name mean; [None] for the best of
-    settings that are not all run."""
+    """The settings that "all μ4", "best μ4" or a name mean; [None] for the best of settings that
+    are not all run."""
     word, _, group = words.partition(" ")
     if word == "all":
-        return [s for s in group_settings(question, variant, group) if s not in question.further]
-    if word not in ("best", "edge"):
-        return [words]
-    chosen = choose_best(question, runs, variant, group)
-    if word == "best":
-        return [chosen]
-    return extend(question, variant, chosen) if chosen else []
+        return group_settings(question, variant, group)
+    return [choose_best(question, runs, variant, group) if word == "best" else words]
 
 
 def list_choices(question):
@@ -132,14 +116,12 @@ def check_names(question):
               for variant in part.variants or question.variants
               for setting in part.settings.split(", ")]
     for where, variant, setting in named:
-        if re.match(r"\d", variant):                             # "1st": of the league
-            continue
         if variant not in question.variants:
             raise ValueError(f"{where} names the variant '{variant}'; there are "
                              f"{', '.join(question.variants)}")
         word, _, group = setting.partition(" ")
-        known = question.list_settings(variant) | question.further
-        chosen = word in ("all", "best", "edge", "mean")
+        known = question.list_settings(variant)
+        chosen = word in ("all", "best", "mean")
         if chosen and not group_settings(question, variant, group) or (
                 not chosen and setting not in known):
             raise ValueError(f"{where} names the setting '{group if chosen else setting}'; "
@@ -148,10 +130,6 @@ def check_names(question):
 
 def series(question, runs, variant, setting, figure, seeds):
     """{seed: (value, its runs)} of a term of a contrast."""
-    if re.match(r"\d", variant):                                 # "1st": of the league
-        variant = dict(enumerate(rank_members(question, runs), 1)).get(int(variant[0]))
-        if variant is None:
-            return {}
     word, _, group = setting.partition(" ")
     settings = (group_settings(question, variant, group) if word == "mean"
                 else resolve_settings(question, runs, variant, setting))
@@ -161,18 +139,20 @@ def series(question, runs, variant, setting, figure, seeds):
 
 
 def pair(question, runs, rule):
-    """{seed: (value, runs)} of a rule's contrast, at the seeds at which all its terms were run."""
-    found = {s: (0, []) for s in rule.seeds or question.seeds}
+    """{seed: (the signed values of its terms, runs)} of a rule's contrast, at the seeds at which
+    all its terms were run."""
+    found = {s: ([], []) for s in rule.seeds or question.seeds}
     for sign, *term in split_terms(rule.of):
         more = series(question, runs, *term, found)
-        found = {s: (value - more[s][0] if sign == "- " else value + more[s][0], used + more[s][1])
-                 for s, (value, used) in found.items() if s in more}
+        found = {s: ([*terms, -more[s][0] if sign == "- " else more[s][0]], used + more[s][1])
+                 for s, (terms, used) in found.items() if s in more}
     return found
 
 
 def contrast(question, runs, rule):
-    """{seed: value} of a rule's contrast, at the seeds whose runs are comparable."""
-    return {s: value for s, (value, used) in pair(question, runs, rule).items()
+    """{seed: the signed values of its terms} of a rule's contrast, at the seeds whose runs are
+    comparable."""
+    return {s: terms for s, (terms, used) in pair(question, runs, rule).items()
             if comparable(used)}
 
 
@@ -189,15 +169,16 @@ def all_identical(question, runs, rule):
 
 
 def judge_rule(question, runs, rule):
-    """dict(mean, low, high, seeds, verdict, p, zero, needed) of a rule, or None without a
-    comparable seed. zero: of a difference, the p of "it is not 0". needed: the seeds that an
-    undecided one would take."""
+    """dict(mean, low, high, seeds, verdict, p, zero, needed, levels, median, above) of a rule, or
+    None without a comparable seed. zero: of a difference, the p of "it is not 0". needed: the seeds
+    that an undecided one would take. levels: the mean of each term. above: how many seeds have a
+    value above 0."""
     to = (lambda x: math.log(x) if x > 0 else -math.inf) if rule.factor else float
     back = math.exp if rule.factor else float
     found = contrast(question, runs, rule)
     if not found:
         return None
-    sample = list(map(to, found.values()))
+    sample = [to(sum(terms)) for terms in found.values()]
     bounds = [b and tuple(map(to, b)) for b in (rule.supported, rule.contradicted)]
     alike = f"{intervals.IDENTICAL} ({len(sample)} pair{'s' * (len(sample) > 1)})"
     answer = (intervals.Verdict("reported") if rule.reported else
@@ -210,8 +191,10 @@ def judge_rule(question, runs, rule):
     undecided = answer.startswith("undecided") and len(sample) > 1
     needed = intervals.seeds_needed(sample, *bounds, rule.nothing) if undecided else None
     needed = needed and max(needed, rule.least)
+    levels = [abs(intervals.mean(term)) for term in zip(*found.values())]
     return dict(mean=middle, low=low, high=high, seeds=str(len(sample)), verdict=answer, p=answer.p,
-                zero=zero, needed=needed)
+                zero=zero, needed=needed, levels=levels,
+                median=back(statistics.median(sample)), above=sum(value > 0 for value in sample))
 
 
 IDENTICAL_RUNS = (
@@ -257,42 +240,6 @@ def as_predicted(rule, verdict):
         return verdict
     return intervals.Verdict(intervals.HELD if verdict == rule.predicted else intervals.REFUTED,
                              verdict.p)
-
-
-def rank_members(question, runs):
-    """{member: {seed: pass@1}} of the members of the league with all their runs, best first."""
-    found = {name: values(runs, name, choose_best(question, runs, name), question.seeds)
-             for name in question.variants}
-    complete = [item for item in found.items() if len(item[1]) == len(question.seeds)]
-    return dict(sorted(complete, key=lambda item: -intervals.mean(item[1].values())))
-
-
-def tabulate_league(question, runs):
-    """A row per member, the best first: mean with interval, whether it is near the first, that is
-    not distinguished, the median of the samples. Near are only runs made where most were made."""
-    found = rank_members(question, runs)
-    settings = {name: choose_best(question, runs, name) for name in found}
-    where = {name: frozenset(provenance(runs[name, setting, s]) for s in question.seeds)
-             for name, setting in settings.items()}
-    usual = statistics.mode(where.values())
-    first = next(found[name] for name in found if where[name] == usual)
-    rows = []
-    for name, setting in settings.items():
-        _, low, high = intervals.interval(found[name][s] - first[s] for s in question.seeds)
-        samples = values(runs, name, setting, question.seeds, "batch_samples").values()
-        rows.append(dict(member=name, setting=setting, interval=intervals.interval(
-                             found[name].values()), near=where[name] == usual and low <= 0 <= high,
-                         flags=f"{question.variants[name]} {question.list_settings(name)[setting]}",
-                         samples=statistics.median(map(sum, samples))))
-    return rows
-
-
-def place(rows, numbers):
-    """[(where, std of log s, numbers of the other columns)] of rows of questions.MAP that have a
-    number, by the std. A column without a rule is None."""
-    found = [(where, math.sqrt(numbers[var]["mean"]), *(key and numbers[key] for key in keys))
-             for where, var, *keys in rows if numbers[var]["mean"] is not None]
-    return sorted(found, key=lambda row: row[1])
 
 
 # ------------------------------------------------------------------------------- as sentences

@@ -242,7 +242,7 @@ def describe(record):
 # ----------------------------------------------------------------------------------- the pictures
 
 def save(figure, name):
-    style.save(figure, *(ROOT / f"docs/figures/{name}.{end}" for end in ("png", "svg")))
+    style.save(figure, ROOT / f"docs/figures/{name}.png")
 
 
 def draw_regions():

@@ -2,16 +2,11 @@
 
     python experiments/measures.py drift [--seed 0] [--quick] [FLAGS OF TRAIN.PY]
     python experiments/measures.py lengths
-    python experiments/measures.py flips
-    python experiments/measures.py by_pass_rate --algorithm grpo
 
     drift     GSPO's training for 12 rollout batches, with GRPO's updates from the same policies on
               the same mini-batches: clipped shares, where ratios go, s against perplexities
     lengths   answers of 7 to 997 tokens before and after three updates on other answers, of a
               policy that knows the form of the task and little of its sums
-    flips     how much of Var[log w] goes away with the experts that change
-    by_pass_rate
-              sizes of ratios and clipped shares of groups, by the group's pass rate
 
 Each returns its figures for one seed; experiments/run.py keeps them like those of a run.
 """
@@ -21,7 +16,6 @@ import copy
 import json
 import math
 import sys
-from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from statistics import linear_regression
@@ -32,17 +26,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import train                                                                         # noqa: E402
 from advantages import group_advantages                                              # noqa: E402
-from features.routing_replay import recorded_routes                                  # noqa: E402
 from intervals import mean                                                           # noqa: E402
 from moe import TinyMoE                                                              # noqa: E402
 from plumbing.data import running_sum, tasks                                         # noqa: E402
 from plumbing.model import cold_start                                                # noqa: E402
 from plumbing.model.policy import load_policy                                        # noqa: E402
 from session.arguments import parse                                             # noqa: E402
-from session.learner import forced, make_learner                                      # noqa: E402
+from session.learner import make_learner                                      # noqa: E402
 from plumbing.speed.fast import fast_response_logp, fast_sample                      # noqa: E402
-from losses import policy_loss                                                       # noqa: E402
-from ratios import perplexity, sequence_log_ratio, sequence_ratio                    # noqa: E402
+from ratios import perplexity, sequence_ratio                    # noqa: E402
 
 CPU = torch.device("cpu")
 S_RANGE = (math.log(1 - 3e-4), math.log(1 + 4e-4))
@@ -73,20 +65,17 @@ class Lab:
         other.args = parse([*self.flags, *flags])
         other.policy = copy.deepcopy(self.policy)
         other.start()
-        for name in ("optimizer", "schedule"):
-            state = copy.deepcopy(getattr(self.learner, name).state_dict())
-            getattr(other.learner, name).load_state_dict(state)
+        state = copy.deepcopy(self.learner.optimizer.state_dict())
+        other.learner.optimizer.load_state_dict(state)
+        other.learner.updates = self.learner.updates
         return other
 
-    def rollout(self, step, routes=False):
+    def rollout(self, step):
         """One batch, sampled, verified and scored -> train.Batch with advantages."""
         rollout, problems, parts, _ = train.collect(self.args, self.learner, self.task, step)
-        old = self.score(rollout, routes)
         advantages = group_advantages(parts[:, 0], self.args.num_generations)          # [B]
-        if routes:
-            rollout = replace(rollout, forced_routes=recorded_routes(old.passes, rollout))
-        return train.Batch(rollout, problems, parts, old.logp, step=step, advantages=advantages,
-                           routes=old.routes)
+        old_logp = self.learner.score(rollout).logp                                    # [B, T]
+        return train.Batch(rollout, problems, parts, old_logp, step=step, advantages=advantages)
 
     def minibatches(self, batch):
         return train.mini_batches(self.args, self.task, batch)
@@ -94,10 +83,6 @@ class Lab:
     def update(self, mini):
         """One optimizer step -> its stats: clip shares and ratios as they were before it."""
         return train.update(self.args, self.learner, mini)
-
-    def score(self, rollout, routes=False):
-        self.learner.actor.routed = routes
-        return self.learner.score(rollout)
 
 
 # ---------------------------------------------------------------------------------------- drift
@@ -119,13 +104,13 @@ def drift(seed, flags="", quick=False):
             for k, mini in enumerate(one.minibatches(batch), 1):
                 if k == 4 and name == "gspo":
                     mask = mini.rollout.mask                                         # [B, T]
-                    log_w = one.score(mini.rollout).logp - mini.old_logp             # [B, T]
+                    log_w = one.learner.score(mini.rollout).logp - mini.old_logp     # [B, T]
                     log_s = log_w.sum(-1) / mask.sum(-1)                             # [B]
                     outside += [not S_RANGE[0] <= x <= S_RANGE[1] for x in log_s.tolist()]
                 of_batch.append(one.update(mini))
             stats[name].append(of_batch)
         if step <= 6:
-            pair = lab.score(batch.rollout).logp, batch.old_logp                     # [B, T] each
+            pair = lab.learner.score(batch.rollout).logp, batch.old_logp         # [B, T] each
             for name, dtype in (("apart32", torch.float32), ("apart64", torch.float64)):
                 found = distance(*(logp.to(dtype) for logp in pair), batch.rollout.mask)
                 apart[name] = max(apart[name], found)
@@ -224,92 +209,7 @@ def short_factor(by_length):
     return (share[0] + share[1]) / max(share[-2] + share[-1], 1 / 256)       # none is not 0
 
 
-# ---------------------------------------------------------------------------------------- flips
-
-def flips(seed, flags="", quick=False):
-    """{figure: value}: the share of Var[log w], summed over batches, that goes away when the new
-    policy follows the old one's routes."""
-    lab = Lab(seed, f"--steps 12 {flags}")
-    native = replayed = 0
-    for step in range(1, (3 if quick else 12) + 1):
-        minis = list(lab.minibatches(lab.rollout(step, routes=True)))
-        for mini in minis:
-            free = replace(mini.rollout, forced_routes=None)
-            lab.update(replace(mini, rollout=free))
-        mask = mini.rollout.mask                                                     # [B, T]
-        new = lab.score(free, routes=True)
-        with torch.no_grad(), forced(lab.policy, mini.rollout):
-            replay = fast_response_logp(lab.policy, mini.rollout, lab.args.temperature,
-                                        entropy=False)
-        native += (new.logp - mini.old_logp)[mask].var(unbiased=False).item()
-        replayed += (replay.logp - mini.old_logp)[mask].var(unbiased=False).item()
-    return dict(share=1 - replayed / native)
-
-
-# --------------------------------------------------------------------------------- by pass rate
-
-LOW, HIGH = (1, 2, 3), (5, 6, 7)                      # eighths of the responses of a group
-
-
-def by_pass_rate(seed, flags="", quick=False):
-    """{figure: value} of 50 rollout batches, mini-batches 2 to 4 before their update, groups as
-    units. A list has the mean over the groups of each pass rate, 0, 1/8, … 1. A factor divides the
-    groups of low pass rate by those of high, over the mini-batches that have both: the learning
-    rate falls while pass rates rise."""
-    lab = Lab(seed, f"--steps 50 {flags}")
-    minis = []                                        # a list of groups each
-    for step in range(1, (3 if quick else 50) + 1):
-        for k, mini in enumerate(lab.minibatches(lab.rollout(step)), 1):
-            if k > 1:                                 # on the first all ratios are 1
-                minis.append(group_figures(lab, mini))
-            lab.update(mini)
-    every = [group for mini in minis for group in mini]
-    lists = {name: [mean_or_none(group[name] for group in every if group["eighths"] == n)
-                    for n in range(9)] for name in every[0] if name != "eighths"}
-    counts = [sum(group["eighths"] == n for group in every) for n in range(9)]
-    return lists | {"groups": counts} | {
-        f"{name}_factor": factor(minis, name)
-        for name in ("log_s", "log_w", "log_w_rms", "clipped", "length")}
-
-
-def group_figures(lab, mini):
-    """The figures of each group of a mini-batch, under the policy before its update: medians of
-    |log s| over responses and of |log w| over tokens, the root mean square of log w, and shares of
-    the loss tokens whose gradient the clip removes."""
-    G = mini.group_size
-    new_logp = lab.score(mini.rollout).logp                                          # [b, T]
-    rows = []
-    for start in range(0, len(new_logp), G):
-        own = slice(start, start + G)
-        new, old, mask = new_logp[own], mini.old_logp[own], mini.rollout.mask[own]   # [G, T] each
-        right = mini.parts[own, 0] > .5                                              # [G]
-        A = mini.advantages[own]                                                     # [G]
-        log_w = (new - old)[mask]                                                    # [tokens]
-        _, stats = policy_loss(lab.args.row, new, old, A, mask, epsilon=lab.args.epsilon,
-                               epsilon_high=lab.args.epsilon_high, weights=mini.weights[own])
-        rows.append(dict(
-            eighths=round(8 * right.float().mean().item()),
-            log_s=sequence_log_ratio(new, old, mask).abs().median().item(),
-            log_w=log_w.abs().median().item(), log_w_rms=log_w.square().mean().sqrt().item(),
-            length=mask.sum().item() / G,
-            clipped=stats["clip_signal"].item() if (A != 0).any() else None))
-    return rows
-
-
-def factor(minis, name):
-    """The mean over mini-batches of groups of low pass rate, divided by that of high."""
-    pairs = [[mean_or_none(group[name] for group in mini if group["eighths"] in some)
-              for some in (LOW, HIGH)] for mini in minis]
-    low, high = zip(*(pair for pair in pairs if None not in pair))
-    return mean(low) / max(mean(high), 1e-6)
-
-
-def mean_or_none(values):
-    values = [value for value in values if value is not None]
-    return mean(values) if values else None
-
-
-MEASURES = {"drift": drift, "lengths": lengths, "flips": flips, "by_pass_rate": by_pass_rate}
+MEASURES = {"drift": drift, "lengths": lengths}
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The figures of the pages, as PNG and SVG.
+"""The figures of the pages.
 
     python experiments/pictures.py               docs/figures/objectives_six
     python experiments/view_gif.py               docs/figures/view.gif, in a browser
@@ -6,11 +6,8 @@
 """
 
 import argparse
-import re
-import statistics
 import sys
 import textwrap
-from itertools import product
 from pathlib import Path
 
 import torch
@@ -18,13 +15,12 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "experiments")]
 
-from intervals import HELD, REFUTED, in_words                                                 # noqa: E402
+from intervals import HELD, REFUTED, in_words, mean                                  # noqa: E402
 from judging import split_terms                                                      # noqa: E402
 from losses import policy_loss                                                       # noqa: E402
 from tools import style                                                              # noqa: E402
 
-SHOWN = ("curves", "guess", "depth", "reuse", "variance", "clipped_who", "league",
-         "offpolicy")
+SHOWN = ("curves", "guess", "variance", "offpolicy")
 SEEDS = "line: mean; band: middle half of the seeds"
 VARIANTS = {"GRPO": (style.ORANGE, "-"), "GSPO": (style.BLUE, "--"),
             "GSPO wide": (style.GREEN, "-."), "GSPO-token, turns": (style.SKY, "-")}
@@ -58,10 +54,10 @@ def plot_seeds(axes, x, rows, name, colour, marker=None, line="-"):
 
 
 def save(figure, name):
-    """Write a figure as PNG and SVG: one of docs/evidence.md into docs/figures, another into
-    runs/questions. Returns the PNG's path."""
+    """Write a figure: one of a page into docs/figures, another into runs/questions. Returns its
+    path."""
     folder = ROOT / ("runs/questions" if name not in (*SHOWN, "objectives_six") else "docs/figures")
-    style.save(figure, folder / f"{name}.png", folder / f"{name}.svg")
+    style.save(figure, folder / f"{name}.png")
     return folder / f"{name}.png"
 
 
@@ -72,38 +68,33 @@ def title(figure, question, verdict):
     figure.suptitle(asked, x=.01, ha="left", fontsize=10)
 
 
-def forest(name, question, found, verdict, places=("",)):
-    """Means and 95 % intervals of the rules that have runs, in the unit of the first that decides;
-    with `places`, a panel for the rules whose names end with each. Returns the file, None without
-    such a rule."""
+def forest(name, question, found, verdict):
+    """Means and 95 % intervals of the rules that have runs, in the unit of the first that decides.
+    Returns the file, None without such a rule."""
     first = question.rules[(*question.deciding, *question.rules)[0]]
     unit = describe_unit(first)
-    shown = {place: [(rule.removesuffix(place), rule, found[rule]) for rule in reversed(found)
-                     if found[rule]["mean"] is not None and rule.endswith(place)
-                     and describe_unit(question.rules[rule]) == unit] for place in places}
-    names = list(dict.fromkeys(label for rows in shown.values() for label, *_ in rows))
+    names = [rule for rule in reversed(found) if found[rule]["mean"] is not None
+             and describe_unit(question.rules[rule]) == unit]
     if not names:
         return None
-    figure, panels = style.panels(1, len(places), height=.3 * len(names) + 1.7, width=7.5,
-                                  sharex=True, sharey=True, squeeze=False)
+    figure, axes = style.panels(1, 1, height=.3 * len(names) + 1.7, width=7.5)
     labelled = {}
-    for axes, (place, rows) in zip(panels[0], shown.items()):
-        if first.nothing:
-            labelled[f"grey: within ±{first.nothing:g}, equal"] = axes.axvspan(
-                -first.nothing, first.nothing, color=style.GREY, alpha=.2)
-        for label, rule, number in rows:
-            colour = style.BLUE if rule in question.deciding else style.GREY
-            kind, marker, filled = MARKS.get(find_mark(question.rules[rule], number),
-                                             ("open: no verdict", "o", False))
-            labelled[kind], = axes.plot(
-                [number[key] for key in ("low", "mean", "high")], [names.index(label)] * 3, "-",
-                color=colour, marker=marker, markevery=[1],
-                markerfacecolor=colour if filled else "white")
-        axes.axvline(0, color=style.BLACK, linewidth=.8)
-        style.label(axes, place.strip(), unit, "")
-    panels[0, 0].set_yticks(range(len(names)), names)
+    if first.nothing:
+        labelled[f"grey: within ±{first.nothing:g}, equal"] = axes.axvspan(
+            -first.nothing, first.nothing, color=style.GREY, alpha=.2)
+    for y, rule in enumerate(names):
+        number = found[rule]
+        colour = style.BLUE if rule in question.deciding else style.GREY
+        kind, marker, filled = MARKS.get(find_mark(question.rules[rule], number),
+                                         ("open: no verdict", "o", False))
+        labelled[kind], = axes.plot(
+            [number[key] for key in ("low", "mean", "high")], [y] * 3, "-", color=colour,
+            marker=marker, markevery=[1], markerfacecolor=colour if filled else "white")
+    axes.axvline(0, color=style.BLACK, linewidth=.8)
+    style.label(axes, "", unit, "")
+    axes.set_yticks(range(len(names)), names)
     if question.decided_by:
-        labelled["blue: decides"], = panels[0, 0].plot([], [], color=style.BLUE)
+        labelled["blue: decides"], = axes.plot([], [], color=style.BLUE)
     figure.legend(labelled.values(), labelled, loc="outside lower right", ncols=3,
                   title="mean and 95 % interval over seeds", title_fontsize=9)
     title(figure, question, verdict)
@@ -126,23 +117,6 @@ def describe_unit(rule):
     return f"difference in {what}" if len(terms) > 1 else what
 
 
-def reuse(question, verdict, curves):
-    """Reward against samples and against optimizer steps. curves: {(variant, "μ4"): mean pass rates
-    of the batches}, of fresh seeds at the chosen rates."""
-    figure, both = style.panels(1, 2, sharey=True, width=8.6, height=3.9)
-    for variant, mu in product([*VARIANTS][:3], (1, 4)):
-        for axes, each in zip(both, (256, 4 * mu)):
-            rates = curves.get((variant, f"μ{mu}"), [])
-            axes.plot([each * i for i in range(len(rates))], rates, {1: ":", 4: "-"}[mu],
-                      color=VARIANTS[variant][0], label=f"{variant}, μ = {mu}")
-    style.label(both[0], "by samples", "samples drawn before the batch",
-                "share of right responses in the batch")
-    style.label(both[1], "by optimizer steps", "optimizer steps before the batch", "")
-    both[1].legend(loc="lower right", fontsize=7)
-    title(figure, question, verdict)
-    return save(figure, "reuse")
-
-
 def learning_curves(name, question, runs):
     """Pass rate of each rollout batch."""
     figure, axes = style.panels(1, 1, width=5.6 if len(question.seeds) == 1 else 7, height=3.6)
@@ -163,19 +137,23 @@ def learning_curves(name, question, runs):
                       [sum(values[i:i + 9]) / 9 for i in range(len(values) - 8)], "--",
                       color=drawn.get_color(), linewidth=2.2)
     axes.legend(loc="lower right", title=thin, title_fontsize=8)
-    figure.suptitle(question.asks, x=.01, ha="left", fontsize=10)
+    ends = ", ".join(f"{names.get(variant, variant)} {mean(after):.2f}"
+                     for variant in VARIANTS if (after := [
+                         run["figures"]["after"] for (one, *_), run in runs.items()
+                         if one == variant]))
+    figure.suptitle(f"{question.asks}\nHeld out, at the end: {ends}", x=.01, ha="left", fontsize=10)
     return save(figure, name)
 
 
-def regimes(asked, rows, runs):
-    """Above: the map, GSPO and GSPO wide against GRPO by the spread of log s. rows: (where, std of
-    log s, GSPO - GRPO, GSPO wide - GRPO), numbers with intervals or None. Below: the mean pass
-    rates of the batches of runs with usual steps and of runs with large ones."""
-    figure = style.pyplot().figure(figsize=(6.6, 6.8))
-    above, below = figure.subfigures(2, 1, height_ratios=(4, 3))
+def regimes(rows, runs):
+    """Above: the map, GSPO and GSPO wide against GRPO. rows: (where, GSPO - GRPO, GSPO wide -
+    GRPO), numbers with intervals or None. Below: the mean pass rates of the batches of runs with
+    usual steps and of runs with large ones."""
+    figure = style.pyplot().figure(figsize=(6.6, 8.4))
+    above, below = figure.subfigures(2, 1, height_ratios=(5, 3))
     axes = above.subplots()
     rows = rows[::-1]
-    for variant, column, shift, marker in (("GSPO", 2, .15, "o"), ("GSPO wide", 3, -.15, "s")):
+    for variant, column, shift, marker in (("GSPO", 1, .15, "o"), ("GSPO wide", 2, -.15, "s")):
         look = dict(color=VARIANTS[variant][0], marker=marker, markersize=4)
         for y, row in enumerate(rows):
             if (number := row[column]) and number["mean"] is not None:
@@ -183,11 +161,11 @@ def regimes(asked, rows, runs):
                           markevery=[1], **look)
         axes.plot([], [], "-", label=f"{variant} − GRPO", **look)
     axes.axvline(0, color=style.BLACK, linewidth=.8)
-    axes.set_yticks(range(len(rows)),
-                    [f"{where.replace('`', '')}:  {std:.3f}" for where, std, *_ in rows])
+    words = [where.replace("`", "").replace(" × ", "\N{NO-BREAK SPACE}×\N{NO-BREAK SPACE}")
+             for where, *_ in rows]
+    axes.set_yticks(range(len(rows)), [textwrap.fill(text, 42) for text in words], fontsize=8)
     axes.legend(loc="upper right")
-    style.label(axes, "the map: where, and std of log s in the last mini-batch",
-                "difference: mean and 95 % interval over seeds", "")
+    style.label(axes, "", "difference: mean and 95 % interval over seeds", "")
     both = below.subplots(1, 2, sharey=True)
     for axes, setting in zip(both, ("usual steps", "large steps")):
         for variant in [*VARIANTS][:3]:
@@ -199,7 +177,9 @@ def regimes(asked, rows, runs):
         style.label(axes, f"offpolicy, {setting}", "rollout batch", "")
     both[0].set_ylabel("share of right responses")
     both[0].legend(loc="lower right", title=SEEDS, title_fontsize=8)
-    figure.suptitle(asked, x=.01, ha="left", fontsize=10)
+    figure.suptitle("GSPO minus GRPO, by experiment, all variants at one learning rate.\n"
+                    "Below: pass rates with usual and with large steps", x=.01, ha="left",
+                    fontsize=10)
     return save(figure, "offpolicy")
 
 
@@ -221,61 +201,6 @@ def variance(question, verdict, points):
     axes.legend(loc="upper left")
     title(figure, question, verdict)
     return save(figure, "variance")
-
-
-def league(question, verdict, rows):
-    """Mean pass@1 of the members of the league with its interval, the best above. rows: as
-    judging.tabulate_league makes them."""
-    figure, axes = style.panels(1, 1, height=.23 * len(rows) + 1, width=7)
-    usual = statistics.mode(row["samples"] for row in rows)
-    lowest = sorted(row["interval"][1] for row in rows)[1] - .01        # others stand at the edge
-    for y, row in enumerate(reversed(rows)):
-        middle, low, high = row["interval"]
-        colour = style.BLUE if row["near"] or row is rows[0] else style.GREY
-        if high < lowest:
-            axes.text(lowest, y, f"◂ {middle:.2f} [{low:.2f}, {high:.2f}]", fontsize=8, va="center",
-                      color=colour)
-        else:
-            axes.plot([low, middle, high], [y] * 3, "-o", markevery=[1], markersize=4, color=colour)
-        if row["samples"] > usual:
-            axes.text(low, y, f"{row['samples'] / usual:.1f} times the samples  ", fontsize=8,
-                      va="center", ha="right")
-    axes.set(ylim=(-1, len(rows)))
-    axes.set_yticks(range(len(rows)), [describe_member(row) for row in reversed(rows)], fontsize=8)
-    axes.plot([], [], color=style.BLUE, label="blue: not told apart from the first")
-    axes.legend(loc="lower right", fontsize=9)
-    style.label(axes, "", "held-out pass@1: mean and 95 % interval over seeds", "")
-    title(figure, question, verdict)
-    return save(figure, "league")
-
-
-def describe_member(row):
-    """A member with its chosen clip range, where it is not the published one, and its rate."""
-    edges = ", ".join(re.findall(r"--epsilon\S* (\S+)", row["flags"]))
-    rate = float(row["setting"].split()[-1])
-    return f"{row['member']} {edges} at {rate:g}".replace("  ", " ")
-
-
-def by_pass_rate(question, verdict, runs):
-    """Size of log s and clipped shares against the pass rate of the group."""
-    figure, panels = style.panels(1, 2, width=6.6, height=4.2)
-    drawn = (("log_s", "median |log s| of a response"), ("clipped", "share of tokens clipped"))
-    for axes, (name, what) in zip(panels, drawn):
-        for variant, (colour, line) in VARIANTS.items():
-            rows = [run["figures"][name] for (one, *_), run in runs.items() if one == variant]
-            eighths = [n for n in range(9) if rows and all(row[n] is not None for row in rows)]
-            if eighths:
-                plot_seeds(axes, [n / 8 for n in eighths],
-                           [[row[n] for n in eighths] for row in rows], variant, colour,
-                           marker="o", line=line)
-        axes.set(yscale="log", xlim=(-.03, 1.03))
-        style.label(axes, what, "pass rate of the group", "")
-    panels[1].set_ylim(5e-4, 1.5)                            # a seed without a clipped token: below
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=3,
-                  title=SEEDS, title_fontsize=9)
-    figure.suptitle(f"{question.asks}\nThose of high pass rate least; all {len(question.deciding)} "
-                    f"rules: {in_words(verdict)}", x=.01, ha="left", fontsize=10)
-    return save(figure, "clipped_who")
 
 
 # ---------------------------------------------------------------------------------- of objectives

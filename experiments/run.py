@@ -4,19 +4,21 @@
                                                  lacks; results/numbers.json and the figures
     python experiments/run.py NAME               make the missing runs; goes on where it stopped
     python experiments/run.py NAME --most 20     at most 20 runs now
-    python experiments/run.py league --only VARIANT
-                                                 only runs of this variant: your own row of
-                                                 losses.OBJECTIVES or preset enters the league so
     python experiments/run.py NAME --judge       make no runs: the rules and their verdicts
+    python experiments/run.py MINE.py            a question of your own: the file has QUESTION =
+                                                 Question(...), the runs go to runs/questions
+    python experiments/run.py MINE.py --pool FOLDER
+                                                 judge what lies below a folder: runs of train.py
+                                                 that others made with the question's flags
 
 A run is a command line of train.py and a line of results/NAME.jsonl beside this file: question,
 variant (`arm`), setting (`cell`), seed, command, figures, seconds, machine, versions and commit.
 Delete a line and its run is made again, and, if that is elsewhere than the runs it is compared
 with, these too; the last line counts. A line whose flags are no longer those of the table counts as
 not made. A seed whose supervised warm-up an earlier train.py refused has `refused` in place of
-figures; a run whose flags are gone has `not_repeatable` and the last commit that had them. An
-interruption loses only the current run. A process uses one core; warm-ups are shared. Figures go to
-docs/figures/NAME, those of other questions to runs/questions/NAME.
+figures. The commit is the last one that changed the program or the script of the run. An
+interruption loses only the current run. A process uses one core; warm-ups are shared. The figures
+of pages go to docs/figures, others to runs/questions.
 """
 
 import argparse
@@ -29,6 +31,7 @@ import math
 import os
 import platform
 import re
+import runpy
 import shutil
 import signal
 import statistics
@@ -46,11 +49,13 @@ sys.path[:0] = [str(ROOT), str(ROOT / "experiments")]
 import intervals                                                                     # noqa: E402
 import judging                                                                       # noqa: E402
 import pictures                                                                      # noqa: E402
-from judging import choose_best, list_choices, read, values                          # noqa: E402
-from questions import FAMILIES, FIRST, MAP, QUESTIONS                                # noqa: E402
+import rows                                                                          # noqa: E402
+from judging import read                                  # noqa: E402
+from questions import MAP, QUESTIONS                                                 # noqa: E402
 from features.sampler_format import find_sampler_format                              # noqa: E402
 from plumbing.refusal import Refusal                                                 # noqa: E402
-from session.arguments import parse, parse_flags, resolve, with_defaults             # noqa: E402
+from session.arguments import (                                                      # noqa: E402
+    Settings, parse, parse_flags, resolve, with_defaults)
 
 
 # ------------------------------------------------------------------------------- what is missing
@@ -71,19 +76,16 @@ def missing(question, runs):
 
 
 def current(question, runs):
-    """Those of the runs whose flags are still those of the table. A run whose flags are gone, or
-    whose variant or setting no table has, stays as it is."""
+    """Those of the runs whose flags are still those of the table. A run whose variant or setting no
+    table has stays as it is."""
     def same(key, run):
         variant, setting, _ = key
         known = variant in question.variants and (
-            question.measure or setting in question.list_settings(variant) | question.further)
-        if not known or "not_repeatable" in run or "command" not in run:
+            question.measure or setting in question.list_settings(variant))
+        if not known or not run.get("command"):
             return True
-        try:
-            commands = command(question, *key, runs), run["command"]
-        except Refusal:              # the run that its number of batches follows is gone
-            return False
-        planned, was = (re.sub(r" ?--seed \d+", "", words) for words in commands)
+        planned, was = (re.sub(r" ?--seed \d+", "", words)
+                        for words in (command(question, *key), run["command"]))
         return planned == was or not question.measure and find_settings(planned) == find_settings(
             was)
     return {key: run for key, run in runs.items() if same(key, run)}
@@ -93,22 +95,35 @@ def current(question, runs):
 def find_settings(words):
     """What a command line sets, however it is spelled; the command line itself if train.py does not
     know all its flags."""
+    own, flags = rows.split(words.split())
     try:
-        settings = resolve(with_defaults(parse_flags(words.split())))
-    except Refusal:
+        settings = resolve(with_defaults(parse_flags(flags)))
+    except SystemExit:
         return words
-    return replace(settings, sampler_dtype=find_sampler_format(settings))
+    return str(own), replace(settings, sampler_dtype=find_sampler_format(settings))
 
 
 def mixed(question, runs):
     """The (variant, setting, seed) of runs that a rule compares with one made elsewhere, but for
     those made here: a seed is made again as a whole."""
-    here = judging.provenance(describe_machine())
+    here = judging.provenance(describe_machine(question))
     keys = {id(run): key for key, run in runs.items()}
     for rule in question.rules.values():
         for _, used in judging.pair(question, runs, rule).values():
             if not judging.comparable(used):
                 yield from (keys[id(run)] for run in used if judging.provenance(run) != here)
+
+
+def find_question(name):
+    """(name, Question) of a name of the table, or of a file with a QUESTION of one's own."""
+    if not name.endswith(".py"):
+        if name not in QUESTIONS:
+            raise Refusal(f"no question is called {name}; known: {', '.join(QUESTIONS)}, or a file "
+                          "of your own")
+        return name, QUESTIONS[name]
+    if not Path(name).is_file() or Path(name).stem in QUESTIONS:
+        raise Refusal(f"{name}: no such file, or called like a question of the table")
+    return Path(name).stem, runpy.run_path(name)["QUESTION"]
 
 
 def judged(question, runs):
@@ -129,33 +144,18 @@ def forecast(name, question, runs):
 
 # -------------------------------------------------------------------------------------- one run
 
-def command(question, variant, setting, seed, runs):
-    """The command line of a run; runs: those made, from which the number of batches may follow."""
+def command(question, variant, setting, seed):
+    """The command line of a run."""
     flags = question.variants[variant]
     if question.measure:
         words = (f"python experiments/measures.py {question.measure} --seed {seed}", flags)
     else:
-        settings = question.list_settings(variant) | question.further
-        words = (f"--device cpu --seed {seed}", question.flags, settings[setting], flags,
-                 equal_samples(question, variant, setting, seed, runs))
+        words = (f"--device cpu --seed {seed}", question.flags,
+                 question.list_settings(variant)[setting], flags)
     return " ".join(filter(None, words))
 
 
-def equal_samples(question, variant, setting, seed, runs):
-    """"--steps N" of a variant that takes as many samples as another's run drew; "" for others."""
-    other = question.samples_of.get(variant)
-    if not other:
-        return ""
-    if (other, setting, seed) not in runs:
-        raise Refusal(f"{variant} {setting} {seed} takes as many samples as {other}, which has no "
-                      "run at this seed: make it first")
-    batch = parse(question.flags.split())
-    drawn = sum(runs[other, setting, seed]["figures"]["batch_samples"])
-    return f"--steps {round(drawn / (batch.prompts_per_step * batch.num_generations))}"
-
-
-@cache
-def describe_machine():
+def describe_machine(question):
     """Where a run is made: differences are only taken within one machine, version and commit."""
     import torch
     import transformers
@@ -165,55 +165,83 @@ def describe_machine():
     return dict(machine=f"{cpu}, {torch.get_num_threads()} thread(s)",
                 versions=f"Python {platform.python_version()}, torch {torch.__version__}, "
                          f"transformers {transformers.__version__}",
-                commit=describe_code())
+                commit=describe_code("measures" if question.measure else question.script))
 
 
-def describe_code():
-    """The commit, and if its files were changed or there is none, a digest of the code."""
-    git = lambda *words: subprocess.run(["git", *words], cwd=ROOT, capture_output=True,
-                                        encoding="utf-8").stdout.strip()
-    commit = git("rev-parse", "HEAD")[:10]
-    if commit and not git("status", "-s", "-uno", "*.py"):
+@cache
+def describe_code(script):
+    """The last commit that changed the program or this script of experiments/; if their files have
+    changed since, or without git, a digest of them."""
+    files = ("*.py", "features/*.py", "plumbing/**/*.py", "session/*.py", "tools/*.py",
+             f"experiments/{script}.py")
+    git = lambda *words: subprocess.run(
+        ["git", *words, "--", *(f":(glob){file}" for file in files)], cwd=ROOT,
+        capture_output=True, encoding="utf-8").stdout.strip()
+    commit = git("log", "-1", "--format=%H")[:10]
+    if commit and not git("status", "-s", "-uno"):
         return commit
     digest = hashlib.sha256()
-    for folder in ("*.py", "features/*.py", "plumbing/**/*.py", "session/*.py", "tools/*.py",
-                   "experiments/*.py"):
-        for file in sorted(ROOT.glob(folder)):
-            digest.update(file.read_bytes())
+    for path in sorted(path for file in files for path in ROOT.glob(file)):
+        digest.update(path.read_bytes())
     return f"{commit}+{digest.hexdigest()[:8]}"
 
 
-def make(name, question, runs, variant, setting, seed):
+def make(name, question, variant, setting, seed):
     """Train once -> the line of the run. Raises Refusal if train.py refuses its flags, ValueError
     if it was interrupted or fails before its first batch."""
-    words = command(question, variant, setting, seed, runs)
+    words = command(question, variant, setting, seed)
     script = import_module(question.script)
     line = dict(question=name, arm=variant, cell=setting, seed=seed, command=words)
     began = time.process_time()
     if question.measure:
         from measures import MEASURES
         found = rounded(MEASURES[question.measure](seed, question.variants[variant]))
-        return line | dict(figures=found, seconds=time.process_time() - began) | describe_machine()
+        spent = dict(seconds=time.process_time() - began)
+        return line | dict(figures=found) | spent | describe_machine(question)
     folder = Path("runs/questions") / f"{os.getpid()}"
     code, printed = quietly(script.main, [*words.split(), "--output_dir", str(folder)])
-    spent = dict(seconds=round(time.process_time() - began, 2)) | describe_machine()
-    metrics = folder / "metrics.jsonl"
-    records = ([json.loads(text) for text in metrics.read_text(encoding="utf-8").splitlines()]
-               if metrics.is_file() else [])
+    spent = dict(seconds=round(time.process_time() - began, 2)) | describe_machine(question)
+    records = read_records(folder)
     if code == 2:
         raise Refusal(f"questions.py: {name}: {variant} {setting}: {printed.splitlines()[-1]}")
     if code == 130 or code and not records:
         raise ValueError(f"train.py {words}: {code}\n{printed[-800:]}")
     summary = {} if code else json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     shutil.rmtree(folder)
-    settings = parse(without_own_flags(words))
+    settings = parse(rows.split(words.split())[1])
     return line | dict(figures=rounded(figures(records, summary, settings))) | spent
 
 
-def without_own_flags(words):
-    """The words of a command line that are train.py's, without those of experiments/rows.py."""
-    from rows import split
-    return split(words.split())[1]
+def read_records(folder):
+    """The lines of a run's metrics.jsonl; [] without the file."""
+    file = folder / "metrics.jsonl"
+    lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else ()
+    return list(map(json.loads, lines))
+
+
+def pool(question, folder):
+    """{(variant, setting, seed): run} of the finished runs of train.py that lie below a folder and
+    have the flags of the question. Each laptop makes the runs of its own seed, all variants, so
+    that a difference at one seed is one machine's."""
+    def same(settings):
+        return replace(settings, device="", output_dir=None, config=None, seed=0,
+                       sampler_dtype=find_sampler_format(settings))
+    planned = [((variant, setting), same(find_settings(command(question, variant, setting, 0))[1]))
+               for variant in question.variants for setting in question.list_settings(variant)]
+    runs = {}
+    for file in sorted(Path(folder).rglob("summary.json")):
+        summary, kept = (json.loads(file.with_name(name).read_text(encoding="utf-8"))
+                         for name in ("summary.json", "config.json"))
+        settings = Settings(**kept)
+        place = next((place for place, of in planned if of == same(settings)), None)
+        if not place:
+            print(f"  left out, as it has the flags of no variant: {file.parent}")
+            continue
+        found = figures(read_records(file.parent), summary, settings)
+        runs[(*place, settings.seed)] = dict(
+            figures=found, seconds=found["seconds"], machine="that of the seed",
+            versions="not compared", commit="not compared")
+    return runs
 
 
 def figures(records, summary, settings):
@@ -227,33 +255,23 @@ def figures(records, summary, settings):
 
     shares = [r["variance_factor"] / r["inverse_length"] for r in records
               if r.get("variance_factor") and r.get("inverse_length")]
-    samples = [(settings.prompts_per_step + r["discarded_groups"]) * settings.num_generations
-               for r in records]
     return {
         "before": summary.get("pass_at_1_before", records[0]["pass_rate"]),
         "after": summary.get("pass_at_1_after", records[-1]["pass_rate"]),
         "greedy": summary.get("greedy_after"), "seconds": summary.get("seconds"),
         "reward_before": summary.get("reward_before"), "reward": summary.get("reward_after"),
-        **{part: value for part, value in summary.get("reward_parts_after", {}).items()
-           if part in ("shortest", "longest")},
-        **{f"at_{r['step']}": r["pass_at_1"][0] for r in records if r.get("pass_at_1")},
         "collapsed": collapsed(each("pass_rate")),
         "to_80": next((r["step"] for r in records if r["pass_rate"] >= .8), settings.steps + 1),
-        "first_length": records[0]["length"],
-        "length": intervals.mean(r["length"] for r in records[-10:]),
         "late": intervals.mean(each("pass_rate")[len(records) // 2:]),
         "mean": intervals.mean(each("pass_rate")),
         **before_steps([[update for update in r["minibatches"] if update["signal_answers"]]
                         for r in records]),
         "pass_rates": each("pass_rate"), "rewards": each("reward"), "lengths": each("length"),
         "clipped": intervals.mean(r["clip_low"] + r["clip_high"] for r in records),
-        "batch_samples": samples,
-        "samples": sum(samples),
         "log_s_var": median("log_s_var"),
         "factor_times_length": statistics.median(shares or [None]),
         "inverse_length": median("inverse_length"),
-        "flips": median("flip_rate"),
-        "epsilon_over_std": median("epsilon_over_std"), "entropy": records[-1]["entropy"]}
+        "flips": median("flip_rate")}
 
 
 def before_steps(batches):
@@ -318,74 +336,42 @@ def rounded(x):
 
 def summary():
     """What fill.py puts into pages: {"verdicts": {question: …}, "numbers": {"question: rule": …},
-    "chosen": {"question: variant, group": setting}}."""
-    found = dict(verdicts={}, numbers={}, chosen={})
+    "holm": {"question: rule": p of "it is not 0", by Holm over the question's rules}}."""
+    found = dict(verdicts={}, numbers={}, holm={})
     for name, question in QUESTIONS.items():
         runs = current(question, read(name))
         numbers, verdict = judged(question, runs)
-        found["verdicts"][name] = dict(verdict=verdict, p=verdict.p, runs=len(runs),
-                                       recorded=bool(runs) and recorded(runs))
+        found["verdicts"][name] = dict(verdict=verdict, p=verdict.p, runs=len(runs))
         found["numbers"] |= {f"{name}: {rule}": number for rule, number in numbers.items()}
-        for variant, group in list_choices(question):
-            if setting := choose_best(question, runs, variant, group):
-                found["chosen"][f"{name}: {variant}, {group}".rstrip(", ")] = setting
+        rules = [rule for rule, of in question.rules.items() if not of.reported]
+        holm = intervals.holm([numbers[rule]["zero"] for rule in rules])
+        found["holm"] |= {f"{name}: {rule}": p for rule, p in zip(rules, holm)}
     corrected = intervals.holm([v["p"] for v in found["verdicts"].values()])
     for row, p in zip(found["verdicts"].values(), corrected):
         row["holm"] = p
-    for group, keys in FAMILIES.items():
-        zeros = [found["numbers"][key]["zero"] for key in keys]
-        found[group] = dict(zip(keys, intervals.holm(zeros)))
     return rounded(found)
-
-
-def recorded(runs):
-    """Whether all runs have their machine and versions."""
-    return all(judging.UNKNOWN not in judging.provenance(run) for run in runs.values())
 
 
 def draw(name, question, runs):
     """The figure of a question: of docs/figures, or a forest in runs/questions."""
     found, verdict = judged(question, runs)
-    if name == "reuse":
-        return pictures.reuse(question, verdict, curves(question, runs))
     if name == "variance":
         return pictures.variance(question, verdict, factors())
     if name in ("curves", "guess"):
         return pictures.learning_curves(name, question, runs)
-    if name == "clipped_who":
-        return pictures.by_pass_rate(question, verdict, runs)
     if name == "offpolicy":
-        return pictures.regimes(ask_by_holm(question, found), place_on_map(), runs)
-    if name == "league":
-        return pictures.league(question, verdict, judging.tabulate_league(question, runs))
-    places = [f" against GRPO, {at}" for at in ("2.8e-4", "best rates") if name == "depth"] or [""]
-    return pictures.forest(name, question, found, verdict, places)
+        return pictures.regimes(place_on_map(), runs)
+    return pictures.forest(name, question, found, verdict)
 
 
 def place_on_map():
-    """The rows of questions.MAP, judged here."""
-    numbers = {f"{name}: {rule}": number for name in {key.split(":")[0] for _, key, *_ in MAP}
+    """[(where, number of GSPO - GRPO, number of GSPO wide - GRPO)] of the rows of questions.MAP,
+    judged here."""
+    names = {key.split(":")[0] for _, *keys in MAP for key in keys if key}
+    numbers = {f"{name}: {rule}": number for name in names
                for rule, number in judged(
                    QUESTIONS[name], current(QUESTIONS[name], read(name)))[0].items()}
-    return judging.place(MAP, numbers)
-
-
-def ask_by_holm(question, found):
-    """A question with the largest p of its deciding rules, by Holm over all its rules."""
-    zeros = {rule: found[rule]["zero"] for rule, of in question.rules.items() if not of.reported}
-    p = max(p for rule, p in zip(zeros, intervals.holm([*zeros.values()]))
-            if rule in question.deciding)
-    return (f"{question.asks}\n{'Shown' if p < .05 else 'Not shown'}: p {p:.3f} by Holm over "
-            f"{len(zeros)} differences")
-
-
-def curves(question, runs):
-    """{(variant, group): mean pass rates of the batches} of the fresh seeds at the chosen settings,
-    of the three variants that a figure can show."""
-    found = {(variant, group): values(runs, variant, choose_best(question, runs, variant, group),
-                                      question.seeds, "pass_rates").values()
-             for variant, group in list_choices(question) if variant in FIRST}
-    return {place: list(map(intervals.mean, zip(*rates))) for place, rates in found.items()}
+    return [(where, *map(numbers.get, keys)) for where, *keys in MAP]
 
 
 def factors():
@@ -397,43 +383,43 @@ def factors():
                                                      of["factors"])]} | {
         model: [(of["inverse_length"], of["inverse_length"] * of["factor_times_length"])
                 for of in read_figures(name)]
-        for name, model in (("reuse", "default task, a run"), ("counting", "SmolLM2 counts, a run"))
-        if read_figures(name)}
+        for name, model in (("epochs", "default task, a run"),
+                            ("counting", "SmolLM2 counts, a run"))}
 
 
 # ------------------------------------------------------------------------------ the command line
 
 def main(argv=None):
     parser = argparse.ArgumentParser(prog="experiments/run.py", description=__doc__.split("\n")[0])
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(QUESTIONS)}")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(QUESTIONS)}; or "
+                        "MINE.py, a question of your own")
     parser.add_argument("--most", type=int, default=math.inf, help="at most so many runs now")
-    parser.add_argument("--only", metavar="VARIANT[@SETTING]", help="only runs of this variant "
-                        "(and setting)")
     parser.add_argument("--seeds", metavar="FIRST:END", default=f"0:{2**32}", help="only runs of "
                         "these seeds: a question on several cores, each with a --folder of its own")
-    parser.add_argument("--folder", default="experiments/results", help="where NAME.jsonl is")
+    parser.add_argument("--folder", help="where NAME.jsonl is (default: experiments/results; "
+                        "runs/questions for a question of your own)")
     parser.add_argument("--judge", action="store_true", help="make no runs")
+    parser.add_argument("--pool", metavar="FOLDER", help="make no runs: judge the finished runs of "
+                        "train.py below this folder, whatever machine made them")
     options = parser.parse_args(argv)
+    asked = dict(map(find_question, options.names)) or QUESTIONS
+    own = [name for name in asked if name not in QUESTIONS]
+    options.folder = options.folder or ("runs/questions" if own else "experiments/results")
+    given = options.pool and Path(options.pool).resolve()
     os.chdir(ROOT)
-    for name in options.names or QUESTIONS:
-        if name not in QUESTIONS:
-            raise Refusal(f"no question is called {name}; known: {', '.join(QUESTIONS)}")
-        question = QUESTIONS[name]
+    for name, question in asked.items():
         try:
             judging.check_names(question)
         except ValueError as error:
-            raise Refusal(f"questions.py: {name}: {error}")
-        if options.only and options.only.partition("@")[0] not in question.variants:
-            raise Refusal(f"{name} has no variant {options.only}; it has "
-                          f"{', '.join(question.variants)}")
-        recorded = read(name, options.folder)
-        runs = current(question, recorded)
-        left_out = len(recorded) - len(runs)
+            raise Refusal(f"{name}: {error}")
+        found = pool(question, given) if given else read(name, options.folder)
+        runs = current(question, found)
+        left_out = len(found) - len(runs)
         changed = f"; {left_out} more are left out: their flags have changed" * bool(left_out)
         print(forecast(name, question, runs) + changed, flush=True)
-        if options.names and not options.judge:
+        if options.names and not (options.judge or given):
             make_all(name, question, options)
-        runs = current(question, read(name, options.folder))
+            runs = current(question, read(name, options.folder))
         found, verdict = judged(question, runs)
         if options.names:
             judging.print_verdict(question, runs, found, verdict)
@@ -441,7 +427,7 @@ def main(argv=None):
             print(f"    {question.claim}: {intervals.in_words(verdict)}")
         if runs and not options.judge and (options.names or name in pictures.SHOWN):
             print(f"    figure: {draw(name, question, runs) or 'none, as no rule has a number'}")
-    if options.folder == "experiments/results" and not options.judge:
+    if options.folder == "experiments/results" and not (options.judge or given):
         text = json.dumps(summary(), indent=1, ensure_ascii=False)
         (ROOT / "experiments/results/numbers.json").write_text(text + "\n", encoding="utf-8")
 
@@ -458,16 +444,15 @@ def make_all(name, question, options):
     while made < options.most:
         runs = current(question, read(name, options.folder))
         waiting = (key for key in itertools.chain(missing(question, runs), mixed(question, runs))
-                   if key[1] and first <= key[2] < end
-                   and options.only in (None, key[0], f"{key[0]}@{key[1]}"))
+                   if key[1] and first <= key[2] < end)
         key = next(waiting, None)
         if key is None:
             break
-        line = make(name, question, runs, *key)
+        line = make(name, question, *key)
         with open(file, "a", encoding="utf-8") as out:
             out.write(json.dumps(line, ensure_ascii=False) + "\n")
         made += 1
-        result = line.get("refused") or line["figures"].get("after", "measured")
+        result = line["figures"].get("after", "measured")
         print(f"  {' '.join(map(str, key))}: {result}, {line['seconds']:.0f} s", flush=True)
 
 

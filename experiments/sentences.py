@@ -7,11 +7,8 @@ sentence, change its paragraph.
 
 SENTENCES = {
 "README.md": """
-CPU core in {first train} s (train.py) and {first gspo} s (gspo.py) of processor time; half
-
-To the held-out prompt {first prompt} the policy answers {first before} before training and {first
-after} after it; pass@1, the share of right responses, goes from {mean default: before} to
-**{default: after}** (3 seeds).
+pass@1, the share of right responses, goes from {mean default: before} to **{default: after}** (3
+seeds).
 
 wide is level, {steps: GSPO wide at 0.0004 × 4}; the paper's range is below, {steps: GSPO at 0.0004
 × 4}. SmolLM2: wide {counting: GSPO wide is ahead of GRPO}; in a game {turns: GSPO wide
@@ -23,8 +20,8 @@ range against GRPO} ({seeds offpolicy: replay against none} seeds
 at an equal rate they change GRPO by {epochs: GRPO: μ = 4 minus μ = 1} ({seeds epochs: GRPO: μ = 4
 minus μ = 1} seeds
 
-samples 8 batches old {lags: wide against GRPO at staleness 8}, an int3 sampler {dose: wide against
-GRPO, int3 trusted}.
+samples 8 batches old {lags: GSPO wide against GRPO at staleness 8}, an int3 sampler {dose: wide
+against GRPO, int3 trusted}.
 
 experts:** undecided, {depth: GSPO against GRPO, 2.8e-4}.
 
@@ -123,7 +120,7 @@ still move s. Here {mean bounded: s leaves the clip range in less than 1 % of an
 responses
 
 the two sides agree to {mean identity: in float32} in float32 and {mean identity: in float64} in
-float64. The paper's
+float64. The mean
 
 batch log ∏w has a standard deviation of {lesson std product}, log w one of {lesson std w}.
 
@@ -136,113 +133,99 @@ in {s worse without}. Neither
 
 clips the shortest third of ours {short: at least 1.5 times as often} times as often
 
-off its figure. Here: {mean clipped: GSPO's share} against {mean clipped: GRPO's share}. Shares
+off its figure 2. Here: {mean clipped: GSPO's share} against {mean clipped: GRPO's share}. Shares
 
 clips {mean learning: GSPO clips} at the paper's range, {mean learning: GSPO ×10 clips} at ten times
 and {mean learning: GSPO wide clips} at a hundred times that range; GRPO clips {mean learning: GRPO
 clips}. And
 
-Without its clip GSPO loses {mean learning: no clip, large steps} at large steps (4
+Without its clip GSPO changes by {offpolicy: without its clip: GSPO} in pass rate at large
 
-GRPO's gradients are noise.* {percent neighbours: GSPO: own} of what leaves
+([paper], §5.2). {percent neighbours: GSPO: own} of what leaves the range
 
 In `collapse` {mean collapse: GSPO collapses, MoE} of its runs
 """,
 "docs/evidence.md": """
-paper's range, by {turn_number: GSPO: the gain at 12 turns is larger than at 2};
-undecided for GSPO wide.
+0, its standard deviation is {median offpolicy: std of log s, GSPO, usual steps} (the paper's range)
+to {median offpolicy: std of log s, GSPO wide, usual steps} (wide) at usual steps and {median
+offpolicy: std of log s, GSPO, large steps} to {median offpolicy: std of log s, GSPO wide, large
+steps} at the large
 
-(`ended`, {seeds ended: leave-one-out against turn_returns} seeds, best rates {chosen ended:
-leave-one-out} and {chosen ended: turn_returns}) `turn_leave_one_out` ends {ended: leave-one-out
-against turn_returns} from `turn_returns`, over the last 15 batches {ended: leave-one-out against
-turn_returns, last half of the batches} (undecided; {seen ended: leave-one-out against turn_returns}
-would be seen); `turn_returns` without the std {ended: not divided against turn_returns} (recorded)
+task GSPO wide is level: {dose: GSPO wide against GRPO, float32} (4e-4 × 4, 16 batches, {seeds dose:
+GSPO wide against GRPO, float32} seeds). The paper's range is below, {dose: GSPO against GRPO,
+float32}. Wide is above GRPO where SmolLM2 counts, {counting: GSPO wide is ahead of GRPO} in reward,
+and in a game of four turns, {turns: GSPO wide against GRPO, one advantage per response}; with an
+advantage per turn, {turns: GSPO wide against GRPO, one advantage per turn}. All this at one rate.
+Each at its own best rate (tiny task, 10 batches, `learning`) both are undecided: wide {learning:
+wide against GRPO}, the paper's range {learning: against GRPO} (GRPO broke in
 
-median |log s| is {clipped_who: GSPO: |log s| is larger} times as large with GSPO, {clipped_who:
-GSPO wide: |log s| is larger} with GSPO wide; their tokens are clipped {clipped_who: GRPO: clipped
-more often} times as often with GRPO, {clipped_who: GSPO: clipped more often} with GSPO.
+(tiny task, 10 batches, `learning`, {seeds learning: GSPO wide against GRPO, 16 mini-batches}
+seeds): GRPO ends at {other learning: GSPO wide against GRPO, 16 mini-batches}, the paper's range at
+{level learning: GSPO against GRPO, 16 mini-batches} and wide at {level learning: GSPO wide against
+GRPO, 16 mini-batches}; wide − GRPO is {learning: GSPO wide against GRPO, 16 mini-batches}.
 
-per response: GSPO wide {turns: GSPO wide: more games won at the end}, GRPO {turns: GRPO: more games
-won at the end}, GSPO with the paper's range {turns: GSPO: more games won at the end}. The range
+batches of 128 responses, `offpolicy`, {seeds offpolicy: wide against GRPO} seeds). These runs
+unlearn: pass@1 is {mean offpolicy: before: large steps} before, and at the end GRPO's is {other
+offpolicy: wide against GRPO, pass@1 at the end}, that of the paper's range {level offpolicy: the
+paper's range against GRPO, pass@1 at the end} and of wide {level offpolicy: wide against GRPO,
+pass@1 at the end}. With as many samples at usual steps it is {other offpolicy: GSPO wide against
+GRPO, usual steps, pass@1 at the end}, {level offpolicy: GSPO against GRPO, usual steps, pass@1 at
+the end} and {level offpolicy: GSPO wide against GRPO, usual steps, pass@1 at the end}. In the pass
+rate of batches 9 to 16 wide leads by {offpolicy: wide against GRPO}, the paper's range by
+{offpolicy: the paper's range against GRPO}. In pass@1 at the end wide leads by {offpolicy: wide
+against GRPO, pass@1 at the end}, but its median is {median offpolicy: wide against GRPO, pass@1 at
+the end}, and it is ahead at {above offpolicy: wide against GRPO, pass@1 at the end} seeds; the
+paper's range leads by {offpolicy: the paper's range against GRPO, pass@1 at the end}. Collapsed (a
+pass rate below half of the best so far, four batches running): GRPO {above offpolicy: collapsed:
+GRPO}, the paper's range {above offpolicy: collapsed: GSPO}, wide {above offpolicy: collapsed: GSPO
+wide}, the narrow GRPO of the next item {above offpolicy: collapsed: GRPO narrow}.
 
-clip range, by {length: LUSPO ends longer than GSPO with its range} tokens, but at another
-rate
+9 to 16, wide is {offpolicy: the weight: wide against dropped by s} above the same drop rule with
+GRPO's weights (ahead at {above offpolicy: the weight: wide against dropped by s} seeds) and
+{offpolicy: the same share: wide against narrow GRPO} above a GRPO so narrow that it clips {percent
+offpolicy: clipped of Â ≠ 0, GRPO narrow} of the tokens with Â ≠ 0, wide {percent offpolicy: clipped
+of Â ≠ 0, GSPO wide} (ahead at {above offpolicy: the same share: wide against narrow GRPO}); by Holm
+over the nine differences of `offpolicy` both have p {holm offpolicy: the same share: wide against
+narrow GRPO}: undecided. The narrow GRPO itself is {offpolicy: the same share: narrow GRPO against
+GRPO} above GRPO.
 
-16 mini-batches, {seeds offpolicy: replay against none} seeds). Against GRPO: wide {offpolicy: wide
-against GRPO}, the paper's range {offpolicy: the paper's range against GRPO}, GRPO's weights with
-whole responses dropped by s {offpolicy: dropped by s against GRPO}, replay {offpolicy: replay
-against none} (undecided); in held-out pass@1 at the end wide {offpolicy: wide against GRPO, pass@1
-at the end}, the paper's range {offpolicy: the paper's range against GRPO, pass@1 at the end}. At
-usual steps the lead changes by {offpolicy: GSPO wide less ahead of
-GRPO at usual steps} (wide) and {offpolicy: GSPO less ahead of GRPO at usual steps} (the paper's;
-{seeds offpolicy: GSPO less ahead of GRPO at usual steps} seeds
+clip**, there, GSPO changes by {offpolicy: without its clip: GSPO} and GRPO by {offpolicy: without
+its clip: GRPO}; {above offpolicy: collapsed: GSPO no clip} runs of GSPO collapse and {above
+offpolicy: collapsed: GRPO no clip} of GRPO. GSPO without a clip is {offpolicy: without a clip: GSPO
+against GRPO} from GRPO without
 
-agree: wide is {offpolicy: the weight: wide against dropped by s} above the same drop rule with
-GRPO's weights, {offpolicy: the same share: wide against narrow GRPO} above GRPO with a clip so
-narrow that it clips {percent offpolicy: clipped of Â ≠ 0, GRPO narrow} of the tokens with Â ≠ 0
-(wide: {percent offpolicy: clipped of Â ≠ 0, GSPO wide}). But by Holm over the nine differences of
-`offpolicy` both have p {holm offpolicy: the same share: wide against narrow GRPO} (wide against
-GRPO: {holm offpolicy: wide against GRPO}), in pass@1 at the end the second is {offpolicy: the same
-share: wide against narrow GRPO, pass@1 at the end}, and without a clip GSPO is below GRPO,
-{offpolicy: without a clip: GSPO against GRPO}: s
+four epochs change GRPO by {epochs: GRPO: μ = 4 minus μ = 1}, the paper's range by {epochs: GSPO: μ
+= 4 minus μ = 1}, wide by {epochs: GSPO wide: μ = 4 minus μ = 1}. At their
 
-(`epochs`, undecided), GRPO changes by {epochs: GRPO: μ = 4 minus μ = 1}, GSPO by {epochs: GSPO: μ
-= 4 minus μ = 1}, wide by {epochs: GSPO wide: μ = 4 minus μ = 1}; the mean pass rate of the last
-half of the batches by {epochs: GRPO: μ = 4 minus μ = 1, last half of the batches}, {epochs: GSPO: μ
-= 4 minus μ = 1, last half of the batches} and {epochs: GSPO wide: μ = 4 minus μ = 1, last half of
-the batches}.
+with samples 2 batches old {lags: GSPO wide against GRPO at staleness 2}, 8 batches old {lags: GSPO
+wide against GRPO at staleness 8} (`lags`); with an int4 sampler whose log-probs are trusted {dose:
+wide against GRPO, int4 trusted}, int3 {dose: wide against GRPO, int3 trusted} (`dose`). Which part
 
-the paper's range {percent neighbours: GSPO: own} had moved in their own advantage's direction
-before they were used, {percent neighbours: GSPO: own_permuted} if advantages were permuted
-(`neighbours`, {seeds neighbours: GSPO: own} seeds: {neighbours: GSPO: own direction minus
-permuted}); {percent neighbours: GSPO: own_right} of the right ones and {percent neighbours: GSPO:
-own_wrong} of the wrong, with wide {percent neighbours: GSPO wide: own}. Our
+tokens clips the shortest third {short: at least 1.5 times as often} times as often
 
-64 prompts × 4 responses end {group: 64 × 4 against 8 × 32} from
+batches at usual steps (`neighbours`, {seeds neighbours: GSPO: own} seeds): of the responses with Â
+≠ 0 outside the paper's range {percent neighbours: GSPO: own} had moved in their own advantage's
+direction before they were used, {percent neighbours: GSPO: own_permuted} if advantages were
+permuted, a difference of {neighbours: GSPO: own direction minus permuted}; {percent neighbours:
+GSPO: own_right} of the right ones and {percent neighbours: GSPO: own_wrong} of the wrong, with wide
+{percent neighbours: GSPO wide: own}. Our reading:
 
-rate (`learning`: {learning: wide against GRPO}) undecided. The
+batches of 128 responses, `collapse`): {mean collapse: GRPO collapses, MoE} of GRPO's runs collapse
+and {mean collapse: GSPO collapses, MoE} of GSPO's; GSPO ends above GRPO, {collapse: GSPO prevents
+it}; without a rule beforehand GSPO wide does so by {collapse: GSPO wide against GRPO}. Its two
 
-undecided, {learning: against GRPO}, because GRPO itself broke
+one per response: GSPO wide {turns: GSPO wide: more games won at the end}, GRPO {turns: GRPO: more
+games won at the end}, the paper's range {turns: GSPO: more games won at the end}. The range is
+worth as much: GSPO wide is {turns: GSPO wide against GSPO, one advantage per response} above the
+paper's
 
-is no worse than 1: GRPO {reuse: GRPO gains from μ = 4, equal samples}, GSPO
-{reuse: GSPO gains from μ = 4, equal samples}, wide
-{reuse: GSPO wide gains from μ = 4, equal samples}.
+runs break (16 batches, `depth`, {seeds depth: GSPO against GRPO, 2.8e-4} seeds), every variant ends
+below its pass@1 before training ({mean depth: before}; GRPO {mean depth: GRPO}) and {mean depth:
+flips} of the experts flip: GSPO is {depth: GSPO against GRPO, 2.8e-4} from GRPO, replay {depth:
+GRPO replay against GRPO, 2.8e-4} (4 mini-batches; a
 
-mixed lengths {short: at least 1.5 times as often} times as often
-
-(`fair_range`, {seeds fair_range: ε / √L against one range} seeds) ε/√L ends {fair_range: ε / √L
-against one range} from one ε, ε/L {fair_range: ε / L against one range}; the longest third gains
-{fair_range: ε / √L against one range, longest minus shortest third} more than
-
-at 6e-4): {mean collapse: GRPO collapses, MoE} of GRPO's runs collapse, {mean collapse: GSPO
-collapses, MoE} of GSPO's; GSPO ends above GRPO, {collapse: GSPO prevents it}, GSPO wide {collapse:
-GSPO wide against GRPO} (recorded)
-
-wide is {turns: GSPO wide against GSPO, one advantage per response} above the paper's
-
-Of the {readme} differences that README quotes {readme kept} are not 0 by
-
-GSPO wide ends {learning: wide against the paper's clip range} above the paper's range. Without its
-clip GSPO changes by {mean learning: no clip, large steps} at large steps (4 seeds
-
-`dapo_paper` is {league_edge: dapo_paper is ahead of grpo} ahead; there
-
-flip: GSPO is {depth: GSPO against GRPO, 2.8e-4} from GRPO, replay {depth: GRPO replay against GRPO,
-2.8e-4} (4
-
-float32 − bfloat16 {sixteen: the paper's clip range loses in bfloat16}, undecided)
-
-(`dapo_equal`, {seeds dapo_equal: dapo_paper against GRPO} seeds) it ends {dapo_equal: dapo_paper
-against GRPO} from GRPO.
-
-before training ({mean depth: before}; GRPO {mean depth: GRPO}) and {mean depth: flips} of the
-experts
-""",
-"docs/family.md": """
-teacher minus reward {distilled: the teacher alone}, both minus reward {distilled: teacher and
-verifier}.
-
-model cannot: SDPO changes its pass@1 by {added: SDPO gains} (3 seeds). SmolLM2 can: 0.50
+than the paper's range does: {lags: GRPO loses more than GSPO}. The other holds: GRPO loses more
+than wide, by {lags: GRPO loses more than GSPO wide}.
 """,
 "docs/speed.md": """
 It is {gpu-share} times what
@@ -250,12 +233,6 @@ It is {gpu-share} times what
 the default run raised pass@1 from {gpu-learns}. Not tried
 
 rate of matrix products, {speed_limit}.
-
-in four turns of 16 tokens takes {several turns} times as long as
-
-default run then takes {plain} ({plain_range}) times the processor
-
-by more than 0.05: {algorithms}.
 
 for windows of L tokens of {bf16 responses} responses
 
