@@ -84,6 +84,7 @@ class Question:
     notes: str = ""                  # what the rules need in words
     measure: str = ""                # of measures.py, where a run is not one of train.py
     script: str = "train"            # the module whose main(flags) makes a run
+    least_start: float = 0           # a seed with a lower first pass rate is not used
     asked: str = "before"            # its rules were committed before its first run; "with" its
     #                                  results; "after": rewritten when there were results
 
@@ -603,6 +604,77 @@ RULE = Question(
         numbers the first two are equal and random drops cost less; 12 seeds, fewer decide
         nothing.""")
 
+LENGTHS_OF = {                       # {tokens: (flags, ε of GSPO mid)}
+    "21": ("--cold_start_steps 270", .0097),
+    "61": ("--verbose_answers --cold_start_steps 215", .0098),
+    "110": ("--verbose_answers --min_terms 16 --max_terms 20 --cold_start_steps 400", .0029),
+    "182": ("--verbose_answers --min_terms 26 --max_terms 34 --cold_start_steps 500", .0022)}
+MEASURED = ("21", "61", "110")
+ARMS = ("GRPO", "GSPO", "GSPO mid", "GSPO wide")
+
+
+def at_lengths(variant, lengths=tuple(LENGTHS_OF), rates=("4e-4",)):
+    """{"LENGTH RATE": flags}; the clip range of GSPO mid depends on the length."""
+    found = {}
+    for length in lengths:
+        flags, epsilon = LENGTHS_OF[length]
+        if variant == "GSPO mid":
+            flags += f" --epsilon {epsilon:g} --epsilon_high {4 / 3 * epsilon:.2g}"
+        found |= {f"{length} {rate}": f"{flags} --learning_rate {rate}" for rate in rates}
+    return found
+
+
+LENGTHS = Question(
+    claim="At a longer response a clip range that drops a fifth of the signal learns more than the "
+          "paper's", asks="Which clip range at which length?",
+    regime="1 M parameters, 4 layers, responses of about 21, 61 and 110 tokens (182: a look), 16 "
+           "rollout batches, constant rate 4e-4, 4 mini-batches",
+    flags=f"--steps 16 {CONSTANT}",
+    variants=known("GRPO", "GSPO", "GSPO wide") | {"GSPO mid": "--algorithm gspo"},
+    settings=at_lengths, groups={"measured": tuple(f"{length} 4e-4" for length in MEASURED)},
+    seeds=range(100, 120), least_start=.1, seconds=30,
+    parts=(Part("61 4e-4, 21 4e-4, 110 4e-4", range(100, 120), ARMS, 8),
+           Part("182 4e-4", range(100, 120), ARMS, 4)),
+    rules={"mid against the paper's range, over three lengths": Rule(
+               "GSPO mid@mean measured:mean - GSPO@mean measured:mean", level=EQUAL,
+               predicted="ahead"),
+           "mid against GRPO, over three lengths": Rule(
+               "GSPO mid@mean measured:mean - GRPO@mean measured:mean", level=EQUAL),
+           **each("{0} against GRPO, {1} tokens", "{0}@{1} 4e-4:mean - GRPO@{1} 4e-4:mean",
+                  ARMS[1:], MEASURED, level=EQUAL),
+           **each("{0} against GRPO, 182 tokens", "{0}@182 4e-4:mean - GRPO@182 4e-4:mean",
+                  ARMS[1:], rule=Reported),
+           **each("{0}, {1} tokens: {2}", "{0}@{1} 4e-4:{2}", ARMS, LENGTHS_OF, SEEN,
+                  rule=Reported, form="{:.3f}")},
+    decided_by=("mid against the paper's range, over three lengths",),
+    notes="""Mean pass rate of the 16 batches. The warm-up was chosen on seed 99 so that the first
+        pass rate is .35 ± .05; at 110 tokens it stays near .25 from 400 warm-up steps to 600. GSPO
+        mid: ε from one GRPO run of seed 99 at each length, so that 20 % of the tokens with Â ≠ 0 in
+        the last mini-batches would be dropped (rows.py --print_range 0.2); ε_high is 4/3 of it; at
+        182 tokens it is that of 110 times √(110 / 182). A warm-up that is right in less than a
+        tenth of the first batch has learned nothing yet: the next seed takes its place, at all
+        three lengths.""")
+
+OWN_RATES = ("2e-4", "4e-4", "8e-4", "1.2e-3")
+OWN_RATE = Question(
+    claim="At its own best learning rate no clip range differs from GRPO",
+    asks="And each at its own best rate?",
+    regime="1 M parameters, 4 layers, responses of about 21 and 61 tokens, 16 rollout batches, "
+           "4 mini-batches, constant rates",
+    flags=LENGTHS.flags, variants=LENGTHS.variants,
+    settings=partial(at_lengths, lengths=("21", "61"), rates=OWN_RATES), by="mean",
+    choosing=range(200, 215), seeds=range(215, 235), least_start=.1, seconds=20,
+    parts=tuple(Part(f"{word} {length}", seeds, ARMS, count) for length in ("21", "61")
+                for word, seeds, count in (("all", range(200, 215), 4),
+                                           ("best", range(215, 235), 8))),
+    rules={**each("{0} against GRPO, {1} tokens", "{0}@best {1}:mean - GRPO@best {1}:mean",
+                  ARMS[1:], ("21", "61"), level=EQUAL, predicted="level"),
+           **each("{0}, {1} tokens: {2}", "{0}@best {1}:{2}", ARMS, ("21", "61"), SEEN,
+                  rule=Reported, form="{:.3f}")},
+    notes="""Each variant at the rate with the highest mean pass rate of the 16 batches on four
+        seeds from 200, judged on eight from 215; a warm-up that is right in less than a tenth of
+        the first batch is not used. GSPO mid keeps the ε of `lengths`, whatever the rate.""")
+
 CONTROLS = Question(
     claim="With stale or rounded samplers what helps is what the clip leaves out, not the ratio s",
     asks="Is it s, or what is left out?",
@@ -631,7 +703,7 @@ QUESTIONS = {
     "lags": LAGS, "learning": LEARNING, "steps": STEPS, "default": PROMISED,
     "smollm2": SMOLLM2_RUN, "counting": COUNTING, "turns": TURNS, "guess": GUESS,
     "curves": CURVES, "offpolicy": OFFPOLICY, "neighbours": NEIGHBOURS, "epochs": EPOCHS,
-    "rule": RULE, "controls": CONTROLS}
+    "rule": RULE, "lengths": LENGTHS, "own_rate": OWN_RATE, "controls": CONTROLS}
 
 # The map of docs/evidence.md: (task, batches, rate × mini-batches (experiment), the rules of
 # GSPO - GRPO and of GSPO wide - GRPO).

@@ -208,6 +208,8 @@ def make(name, question, variant, setting, seed):
         raise ValueError(f"train.py {words}: {code}\n{printed[-800:]}")
     summary = {} if code else json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     shutil.rmtree(folder)
+    if records[0]["pass_rate"] < question.least_start:
+        return line | dict(refused=f"first pass rate {records[0]['pass_rate']:.3f}") | spent
     settings = parse(rows.split(words.split())[1])
     return line | dict(figures=rounded(figures(records, summary, settings))) | spent
 
