@@ -1,0 +1,416 @@
+"""What toy.py's policy of a thousand numbers says about ratio, rule, rate and length.
+
+    python experiments/toy_rules.py              run what is missing, print the verdicts, draw
+    python experiments/toy_rules.py --judge      print the verdicts of what has run, and draw
+
+The rules, written before the runs
+----------------------------------
+Number: the exact pass rate, mean of 16 batches (late: of the last 8, reported only). Each arm is
+compared at its own best learning rate, chosen on seeds 1001 …, and in a and e also at .05, both on
+64 other seeds, 2001 …. Differences are paired by seed. *ahead* or *behind*: the 95 % interval
+leaves 0, the mean is at least .01, and p < .05 after Holm's correction over all comparisons of the
+question. *level*: the interval lies within ±.01. Else *undecided*. A best rate at the edge of its
+grid is marked *. clip_signal: share of the loss tokens with Â ≠ 0, over all mini-batches. Every arm
+is compared with GRPO; besides, w with the paper's drops, and w with as many responses dropped at
+random, with the paper's range; s with w, both without a clip; w with wide's drops with wide.
+
+Each question is followed by its prediction; a pilot and a look at 8 other seeds have been seen.
+
+a   Arms × length, 4 mini-batches of 4 prompts; also 4 of 16 and 16 of 4 prompts.
+    At .05 the paper's range is behind at 8, 24 and 80 digits, ahead at 240 and 800, and with 64
+    prompts behind at both lengths; ×10 is ahead at 24, ×3 at 80 and 240; wide is level from 24 on.
+    At own rates wide is ahead at every length, the paper's range behind at 8 and ahead from 24 on.
+    w with the paper's drops is level with the paper's range everywhere, random drops behind it from
+    80 on. s and w without a clip are level at .05.
+b   Ranges of ×.1 to ×300 of the paper's, at rates .05 and .2.
+    The best ε is 1 to 2 times std(log s) before the last mini-batch at every length.
+c   SGD and sign-SGD, own rates.
+    SGD: the paper's range is not ahead. Sign-SGD: it is ahead at 240.
+d   16 mini-batches of one prompt, own rates.
+    ×10 and wide are ahead of GRPO, no clip is behind.
+e   First pass rates .1 and .7.
+    At .05 and 240 digits the paper's range is behind at .1 and ahead at .7; at own rates wide is
+    ahead.
+f   Samples 2 and 8 batches old, own rates.
+    Wide is ahead; w with wide's drops is level with wide: what is left out acts, not s.
+
+Cut for time, before the runs: 80 and 800 digits have seven arms and 32 and 16 judged seeds; with 64
+prompts there are two lengths, six arms, and 32 judged seeds (16 at 240 digits); c to f have 24 and
+240 digits and five to seven arms. Rates are chosen on 16 seeds at 8 and 24 digits in a, else on 8.
+b: 16 seeds, which both choose and judge; 800 digits at one rate, in half the steps.
+
+Bias of the estimate of ∇J by single responses. Samples of the start's policy, estimates at the
+policy after one batch of GRPO (4 steps at rate .05 or .4), Â = r - J of the start's policy, 4
+policies. Predicted: s is as biased as no ratio, w less, the product not beyond the noise; every
+clip adds bias. The product is left out where std(log product) > 1: its second moment is then not
+that of the samples.
+"""
+
+import argparse
+import json
+import math
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+import toy
+from advantages import group_advantages
+from losses import policy_loss
+from tools import style
+
+RESULTS = ROOT / "experiments/results/toy.json"
+T95 = {16: 2.131, 32: 2.040, 64: 1.998}      # Student's t, for a 95 % interval over so many seeds
+RANDOM = 4                                   # a stream of toy.uniforms: what is dropped at random
+
+
+class Arm(NamedTuple):
+    algorithm: str
+    clip: tuple = (1, math.inf)      # epsilon and epsilon_high; these clip nothing
+    drop: str = ""                   # whole responses: by "s", or as many at "random"
+    times: float = 1                 # that range, in units of the paper's
+
+
+def paper(times):
+    """The paper's clip range of s, times a number."""
+    return 3e-4 * times, 4e-4 * times
+
+
+ARMS = {
+    "GRPO": Arm("grpo", (0.2, 0.2)), "paper": Arm("gspo", paper(1)), "×3": Arm("gspo", paper(3)),
+    "×10": Arm("gspo", paper(10)), "wide": Arm("gspo", paper(100)),
+    "w, paper's drops": Arm("grpo", drop="s"), "w, random drops": Arm("grpo", drop="random"),
+    "w, no clip": Arm("grpo"), "s, no clip": Arm("gspo"),
+    "w, wide's drops": Arm("grpo", drop="s", times=100),
+}
+RANGES = {f"×{10**(k / 4):.3g}": Arm("gspo", paper(10**(k / 4))) for k in range(-4, 11)}
+BIASED = {
+    "no ratio": Arm("reinforce", (None, None)), "w": ARMS["w, no clip"], "s": ARMS["s, no clip"],
+    "product": Arm("sequence_is"), "w, clip .2": ARMS["GRPO"], "s, paper": ARMS["paper"],
+    "w, paper's drops": ARMS["w, paper's drops"], "s, wide": ARMS["wide"],
+}
+OTHERS = [("w, paper's drops", "paper"), ("w, random drops", "paper"),
+          ("s, no clip", "w, no clip"), ("w, wide's drops", "wide")]
+
+
+class Cell(NamedTuple):
+    """A comparison of arms. All that follows `rates` is part of the name of its runs."""
+    question: str
+    arms: tuple
+    rates: tuple                     # of which each arm's best is chosen
+    length: int
+    mini_batches: int = 4
+    prompts: int = 16
+    optimizer: str = "adam"
+    pass_rate: float = 0.35
+    lag: int = 0                     # samples are this many batches old
+    choose: int = 16                 # seeds
+    judge: int = 64
+    fixed: float | None = 0.05       # a rate at which all arms are compared, too
+
+
+EVERY = tuple(ARMS)[:9]
+SEVEN = EVERY[:6] + EVERY[7:8]
+SIX = "GRPO", "paper", "×10", "wide", "w, paper's drops", "w, no clip"
+SHORT = 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.6, 0.9
+LONG = 0.05, 0.2, 0.4, 0.6, 0.9, 1.3, 2.0, 3.0
+FEW = {24: (0.1, 0.2, 0.4, 0.6, 0.9), 240: (0.2, 0.4, 0.8, 1.3, 2.0)}
+CELLS = [
+    Cell("a", EVERY, SHORT, 24), Cell("a", EVERY, LONG, 240, choose=8), Cell("a", EVERY, SHORT, 8),
+    *[Cell("f", (*SIX, "w, wide's drops"), FEW[L], L, lag=lag, choose=8, fixed=None)
+      for L in FEW for lag in (2, 8)],
+    *[Cell("e", SIX[:5], FEW[L], L, pass_rate=first, choose=8)
+      for L in FEW for first in (0.1, 0.7)],
+    *[Cell("b", tuple(RANGES), (), L, judge=16, fixed=rate)
+      for rate in (0.05, 0.2) for L in (8, 24, 80, 240)],
+    *[Cell("c", SIX[:5], rates, L, optimizer=name, choose=8, fixed=None) for L, name, rates in (
+        (24, "sgd", (30, 60, 120, 240, 480)), (240, "sgd", (300, 600, 1200, 2400, 4800)),
+        (24, "sign", (0.02, 0.05, 0.1, 0.2, 0.4)), (240, "sign", (0.05, 0.1, 0.2, 0.4, 0.8)))],
+    *[Cell("d", SIX, (0.02, 0.05, 0.1, 0.2, 0.4, 0.8), L, 16, choose=8, fixed=None) for L in FEW],
+    Cell("a", SEVEN, LONG, 80, choose=8, judge=32),
+    *[Cell("a", SIX, (0.2, 0.4, 0.7, 1.2, 2.0, 3.0), 24, minis, 64, choose=8, judge=32)
+      for minis in (4, 16)],
+    *[Cell("a", SIX, (0.2, 0.6, 1.2, 2.0, 3.0), 240, minis, 64, choose=8, judge=16)
+      for minis in (4, 16)],
+    Cell("a", SEVEN, (0.4, 0.9, 2.0, 4.0), 800, choose=8, judge=16),
+    Cell("b", tuple(RANGES)[::2], (), 800, judge=16),
+]
+BIAS = [(L, rate) for L in (8, 24, 60, 120, 240) for rate in (0.05, 0.4)]
+
+
+# ---------------------------------------------------------------------------------------- the runs
+
+def drop_by_s(logp, old_logp, A, times):
+    """The responses that GSPO's clip leaves out at a multiple of the paper's range, [B] bool."""
+    s = (logp - old_logp).mean(-1).detach().exp()                                # [B]
+    low, high = paper(times)
+    return (A > 0) & (s > 1 + high) | (A < 0) & (s < 1 - low)                    # [B]
+
+
+def arm_loss(arm, logp, old_logp, A, weights, out):
+    """policy_loss of an arm without the responses `out` [B], and its clip_signal as two numbers of
+    tokens."""
+    mask = torch.ones_like(logp, dtype=torch.bool)
+    loss, stats = policy_loss(arm.algorithm, logp, old_logp, A, mask, epsilon=arm.clip[0],
+                              epsilon_high=arm.clip[1], weights=weights,
+                              factors=(~out)[:, None].expand(mask.shape).double())
+    signal = stats["signal_tokens"]
+    return loss, stats["clip_signal"] * signal + out.sum() * mask.shape[1], signal
+
+
+def train(arm, cell, rate, seeds):
+    """toy.train with an arm's loss and a cell's samples. Responses with Â = 0 count in the mean,
+    but their log-probs are not computed. Returns the exact pass rates [S, 16], the tokens of
+    clip_signal, and std(log s) over the responses with Â ≠ 0 before the last mini-batch's step,
+    [16, S]."""
+    arm, L, S = ARMS.get(arm) or RANGES[arm], cell.length, len(seeds)
+    logits = toy.start(seeds, L, cell.pass_rate).requires_grad_()                # [S, 10, 10, 10]
+    stepper = toy.OPTIMIZERS[cell.optimizer]([logits], rate)
+    policies, spreads, dropped, signal = [], [], 0, 0
+    number = torch.arange(S)[:, None]                                            # [S, 1]
+    for batch in range(16):
+        policies.append(logits.detach().clone())
+        sampler = policies[max(0, batch - cell.lag)]
+        chosen, rewards = toy.draw(sampler, seeds, batch, L, cell.prompts)
+        advantages = group_advantages(rewards.flatten(), toy.G).view_as(rewards)     # [S, B]
+        u = toy.uniforms(seeds, batch, RANDOM, rewards.shape[1])                 # [S, B]
+        for rows in toy.split(seeds, batch, cell.prompts, cell.mini_batches):    # [S, b]
+            live = advantages[number, rows] != 0                                 # [S, b]
+            live[0, 0] = True                                # policy_loss refuses an empty batch
+            own, row = number.expand(rows.shape)[live], rows[live]               # [n] each
+            A = advantages[own, row]                                             # [n]
+            index = (1000 * own[:, None] + chosen[own, row]).flatten()           # [n·L]
+            old_logp, logp = (x.log_softmax(-1).flatten().gather(0, index).view(-1, L)
+                              for x in (sampler, logits))                        # [n, L]
+            out = drop_by_s(logp, old_logp, A, arm.times) & bool(arm.drop)       # [n]
+            if arm.drop == "random":
+                share = own[out].bincount(minlength=S) / own.bincount(minlength=S).clamp(min=1)
+                out = (u[own, row] < share[own]) & (A != 0)
+            weights = torch.full_like(logp, 1 / (rows.shape[1] * L))             # sequence-mean
+            loss, *tokens = arm_loss(arm, logp, old_logp, A, weights, out)
+            grad, = torch.autograd.grad(loss, logits)
+            logits.grad = grad.sign() if cell.optimizer == "sign" else grad.renorm(2, 0, 1.0)
+            stepper.step()
+            dropped += tokens[0]
+            signal += tokens[1]
+        log_s = torch.full(rows.shape, math.nan, dtype=torch.float64)            # [S, b]
+        log_s[live] = (logp - old_logp).detach().mean(-1).where(A != 0, math.nan)
+        spreads.append((log_s - log_s.nanmean(1, keepdim=True)).square().nanmean(1).sqrt())
+    rates = torch.stack([toy.exact_pass_rate(policy, L) for policy in policies], 1)
+    return rates, dropped, signal, torch.stack(spreads)
+
+
+def run(arm, cell, rate, first, count):
+    """One record: the numbers of an arm at a rate over seeds first, first + 1, …"""
+    parts = [train(arm, cell, rate, seeds)
+             for seeds in torch.arange(first, first + count).split(16)]
+    rates = torch.cat([rates for rates, *_ in parts])                            # [S, 16]
+    spread = torch.cat([spread for *_, spread in parts], 1).nanmedian()
+    numbers = dict(mean=rates.mean(), late=rates[:, 8:].mean(), std_log_s=spread,
+                   clip_signal=sum(part[1] for part in parts) / sum(part[2] for part in parts))
+    return {name: float(f"{x:.4g}") for name, x in numbers.items()} | dict(
+        seeds=(1e4 * rates.mean(1)).round().int().tolist() if first == 2001 else [])
+
+
+def key(arm, cell, rate, first):
+    return " ".join(map(str, (*cell[3:9], arm, rate, first)))
+
+
+def best_rate(found, arm, cell):
+    return max(cell.rates, key=lambda rate: found[key(arm, cell, rate, 1001)]["mean"])
+
+
+def judged_rates(found, arm, cell):
+    """An arm's own best rate, and the one at which all arms are compared."""
+    own = {best_rate(found, arm, cell)} if cell.rates else set()
+    return sorted(own | {cell.fixed} - {None})
+
+
+def run_all(found, save):
+    """Every run that is missing in `found` {key: record}; save() after each."""
+    def fill(name, make, *args):
+        if name not in found:
+            found[name] = make(*args)
+            save()
+    for i, cell in enumerate(CELLS):
+        for arm in cell.arms:
+            for rate in cell.rates:
+                fill(key(arm, cell, rate, 1001), run, arm, cell, rate, 1001, cell.choose)
+            for rate in judged_rates(found, arm, cell):
+                fill(key(arm, cell, rate, 2001), run, arm, cell, rate, 2001, cell.judge)
+        if i == 2:
+            for length, rate in BIAS:
+                fill(f"bias {length} {rate}", bias, length, rate)
+
+
+def bias(length, rate, seeds=4, batches=20):
+    """{rule: [bias, its noise floor, std]} of one response's estimate of ∇J, as shares of |∇J|."""
+    squares = {}                                     # rule: [seeds] of (bias², floor², variance)
+    for seed in torch.arange(3001, 3001 + seeds)[:, None]:
+        old = toy.start(seed, length)
+        new = toy.train("grpo", length, rate, batches=1, seeds=seed)[2].requires_grad_()
+        target, = torch.autograd.grad(toy.exact_pass_rate(new, length).sum(), new)
+        target = target.flatten()                                                # [1000]
+        parts = {}                                   # rule: (sum, sum of squares) of each batch
+        spread = []
+        for batch in range(batches):
+            chosen, rewards = toy.draw(old, seed, 1000 + batch, length, 250)
+            A = rewards[0] - toy.exact_pass_rate(old, length)                    # [n]
+            old_logp = toy.response_logp(old, chosen)[0]                         # [n, L]
+            logp = toy.response_logp(new.detach(), chosen)[0].requires_grad_()
+            spread.append((logp - old_logp).sum(-1).detach())
+            for rule, arm in BIASED.items():
+                # without a change of the policy every rule is then Â Σ_t ∇log π(y_t)
+                scale = 1 / length if rule == "product" else 1
+                out = drop_by_s(logp, old_logp, A, arm.times) & bool(arm.drop)
+                loss, *_ = arm_loss(arm, logp, old_logp, A, torch.full_like(logp, scale), out)
+                push = -torch.autograd.grad(loss, logp)[0]                       # [n, L]
+                counts = torch.zeros(len(A), 1000, dtype=torch.float64)
+                rows = counts.scatter_add_(1, chosen[0], push).view(-1, 100, 10)
+                p = new.detach().softmax(-1).view(100, 10)
+                each = (rows - rows.sum(-1, keepdim=True) * p).flatten(1)        # [n, 1000]
+                parts.setdefault(rule, []).append((each.mean(0), each.square().sum(-1).mean()))
+        if torch.cat(spread).std() > 1:
+            del parts["product"]                     # its second moment is not that of the samples
+        for rule, pairs in parts.items():
+            means = torch.stack([mean for mean, _ in pairs])                     # [batches, 1000]
+            mean = means.mean(0)
+            floor = means.var(0).sum() / batches
+            square = torch.stack([square for _, square in pairs]).mean() - mean.square().sum()
+            error = (mean - target).square().sum() - floor
+            squares.setdefault(rule, []).append(
+                torch.stack([error, floor, square]) / target.square().sum())
+    return {rule: [round(x, 4) for x in torch.stack(of).mean(0).clamp(min=0).sqrt().tolist()]
+            for rule, of in squares.items()}
+
+
+# ------------------------------------------------------------------------------------ the verdicts
+
+def compare(found, cell, arm, other, fixed):
+    """(mean, low, high, p) of the paired differences of two arms; each at its best rate, or all at
+    the fixed one. p: normal approximation."""
+    rates = [cell.fixed if fixed else best_rate(found, name, cell) for name in (arm, other)]
+    one, two = (torch.tensor(found[key(name, cell, rate, 2001)]["seeds"]) / 1e4
+                for name, rate in zip((arm, other), rates))                      # [S]
+    d = one - two
+    mean, error = d.mean().item(), d.std().item() / len(d)**0.5
+    p = math.erfc(abs(mean) / max(error, 1e-9) / 2**0.5)
+    return mean, mean - T95[len(d)] * error, mean + T95[len(d)] * error, p
+
+
+def holm(ps):
+    """p-values after Holm's correction, in the order given."""
+    adjusted, highest = {}, 0
+    for rank, i in enumerate(sorted(range(len(ps)), key=ps.__getitem__)):
+        highest = max(highest, min(1, ps[i] * (len(ps) - rank)))
+        adjusted[i] = highest
+    return [adjusted[i] for i in range(len(ps))]
+
+
+def verdict(mean, low, high, p):
+    if (low > 0 or high < 0) and abs(mean) >= 0.01 and p < 0.05:
+        return "ahead" if mean > 0 else "behind"
+    return "level" if low > -0.01 and high < 0.01 else "undecided"
+
+
+def judge(found):
+    """Print every arm's level, share and rate, the comparisons with their verdicts, and the bias.
+    Cells that have not run are left out."""
+    cells = [cell for cell in CELLS if all(key(arm, cell, rate, 1001) in found for arm in cell.arms
+                                           for rate in cell.rates)
+             and all(key(arm, cell, rate, 2001) in found for arm in cell.arms
+                     for rate in judged_rates(found, arm, cell))]
+    for question in "acdef":
+        rows = [(cell, fixed, arm, other, *compare(found, cell, arm, other, fixed))
+                for cell in cells if cell.question == question
+                for fixed in (False, True)[:1 + bool(cell.fixed)] for arm in cell.arms
+                for other in ["GRPO"] + [b for a, b in OTHERS if a == arm and b in cell.arms]]
+        ps = holm([row[-1] for row in rows if row[2] != row[3]])
+        print(f"\n{question}   digits, mini-batches, prompts, optimizer, first pass rate, lag")
+        for cell, fixed, arm, other, mean, low, high, _ in rows:
+            rate = cell.fixed if fixed else best_rate(found, arm, cell)
+            record = found[key(arm, cell, rate, 2001)]
+            edge = "*" if not fixed and rate in (cell.rates[0], cell.rates[-1]) else " "
+            print(*cell[3:9], f" {'at ' if fixed else 'own'} {rate:<5}{edge} {arm:17}",
+                  f"{record['mean']:.3f}  late {record['late']:.3f}  clip_signal "
+                  f"{record['clip_signal']:.3f}  std {record['std_log_s']:.5f}",
+                  "" if arm == other else f" - {other}: {mean:+.3f} [{low:+.3f}, {high:+.3f}] "
+                                          + verdict(mean, low, high, ps.pop(0)))
+    print("\nb   digits, rate: the best range, its ε / std(log s), and that of the widest range")
+    for cell in [cell for cell in cells if cell.question == "b"]:
+        records = {arm: found[key(arm, cell, cell.fixed, 2001)] for arm in cell.arms}
+        best = max(records, key=lambda arm: records[arm]["mean"])
+        ratios = [RANGES[best].clip[0] / records[arm]["std_log_s"] for arm in (best, cell.arms[-1])]
+        print(f"{cell.length:4} {cell.fixed}  {best}  {ratios[0]:.2f}  {ratios[1]:.2f}   ",
+              "  ".join(f"{arm} {record['mean']:.3f} ({record['clip_signal']:.2f})"
+                        for arm, record in records.items()))
+    print("\nbias (its noise floor; std of one estimate), as shares of |∇J|")
+    for name in [name for name in found if name.startswith("bias")]:
+        print(name, "  ".join(f"{rule} {bias:.2f} ({floor:.2f}; {std:.0f})"
+                              for rule, (bias, floor, std) in found[name].items()))
+
+
+def draw_bias(found):
+    """docs/figures/toy_bias: bias and standard deviation of the estimate against length."""
+    figure, rows = style.panels(4, 1, height=11, width=4.2, sharex=True)
+    for i, (rate, step) in enumerate(((0.05, "after a usual step"), (0.4, "after a large step"))):
+        for axes, column, what in ((rows[i], 0, "bias"), (rows[i + 2], 2, "std of one estimate")):
+            for rule, marker in zip(BIASED, "osDv^<>P"):
+                points = [(L, found[f"bias {L} {rate}"][rule]) for L, r in BIAS
+                          if r == rate and rule in found[f"bias {L} {rate}"]]
+                axes.plot([L for L, _ in points], [max(1e-2, of[column]) for _, of in points],
+                          marker=marker, markersize=5, label=rule)
+            if what == "bias":
+                floors = [found[f"bias {L} {rate}"]["s"][1] for L, r in BIAS if r == rate]
+                axes.fill_between([L for L, r in BIAS if r == rate], 1e-2, floors, color=style.GREY,
+                                  alpha=0.25, label="noise floor of s")
+            axes.set_xscale("log")
+            axes.set_yscale("log")
+            style.label(axes, f"{what}, {step}", "digits" if axes is rows[-1] else "",
+                        "share of |∇J|")
+    rows[-1].set_xticks([8, 24, 60, 120, 240], ["8", "24", "60", "120", "240"], minor=False)
+    rows[-1].set_xticks([], minor=True)
+    figure.legend(*rows[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
+    style.save(figure, ROOT / "docs/figures/toy_bias.png", ROOT / "docs/figures/toy_bias.svg")
+
+
+def draw_rates(found):
+    """docs/figures/toy_rates: the pass rate against the learning rate."""
+    figure, both = style.panels(2, 1, height=6.6, width=4.2, sharey=True)
+    for axes, cell in zip(both, CELLS[:2]):
+        for arm, colour, line in (("GRPO", style.ORANGE, "o-"), ("paper", style.BLUE, "s--"),
+                                  ("×10", style.SKY, "D:"), ("wide", style.GREEN, "^-.")):
+            means = [found[key(arm, cell, rate, 1001)]["mean"] for rate in cell.rates]
+            axes.plot(cell.rates, means, line, color=colour, markersize=5,
+                      label=arm if arm == "GRPO" else f"GSPO, {arm}")
+        axes.set_xscale("log")
+        axes.set_xticks(cell.rates, [f"{rate:g}" for rate in cell.rates])
+        axes.set_xticks([], minor=True)
+        style.label(axes, f"{cell.length} digits", "learning rate" if axes is both[1] else "",
+                    "exact pass rate, mean of 16 batches")
+    both[0].legend(loc="lower center")
+    style.save(figure, ROOT / "docs/figures/toy_rates.png", ROOT / "docs/figures/toy_rates.svg")
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--judge", action="store_true", help="run nothing")
+    found = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+
+    def save():
+        lines = (f"{json.dumps(name, ensure_ascii=False)}: {json.dumps(record, ensure_ascii=False)}"
+                 for name, record in found.items())
+        RESULTS.write_text("{" + ",\n".join(lines) + "}\n")
+    if not parser.parse_args().judge:
+        run_all(found, save)
+    judge(found)
+    draw_bias(found)
+    draw_rates(found)
+
+
+if __name__ == "__main__":
+    main()
