@@ -51,7 +51,7 @@ def uniforms(seeds, batch, stream, count):
     """Numbers between 0 and 1, [S, count] float64: those of a stream at the indices 0 to count - 1.
     seeds [S] int64, from 1 on, because mix(0) is 0."""
     key = mix(mix(mix(seeds) ^ batch) ^ stream)                                  # [S]
-    return (mix(key[:, None] ^ torch.arange(count)) + 0.5) / 2**32               # [S, count]
+    return (mix(key[:, None] ^ torch.arange(count)).double() + 0.5) / 2**32      # [S, count]
 
 
 # ------------------------------------------------------------------------------------- the policy
