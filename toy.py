@@ -20,7 +20,6 @@ the same ones. Streams, and what their index counts:
 
 import argparse
 import itertools
-import math
 import sys
 from functools import partial
 
@@ -68,8 +67,8 @@ def exact_pass_rate(logits, length):
 def start(seeds, length, pass_rate=0.35):
     """The first logits, [S, 10, 10, 10]: noise, and `extra` on the logit of every right digit. It
     is found by bisection, so that the exact pass rate of each seed is `pass_rate`."""
-    u = uniforms(seeds, 0, START, 2000).view(-1, 10, 10, 10, 2)
-    noise = NOISE * (-2 * u[..., 0].log()).sqrt() * (2 * math.pi * u[..., 1]).cos()  # Box-Muller
+    u, v = uniforms(seeds, 0, START, 2000).view(-1, 10, 10, 10, 2).unbind(-1)
+    noise = NOISE * (-2 * u.log()).sqrt() * (2 * torch.pi * v).cos()             # Box-Muller
     right = torch.nn.functional.one_hot((DIGITS[:, None] + DIGITS) % 10)         # [10, 10, 10]
     extra = torch.zeros(len(seeds), 1, 1, 1, dtype=torch.float64)
     for k in range(40):
@@ -81,42 +80,39 @@ def start(seeds, length, pass_rate=0.35):
 
 def sample(logits, terms, u):
     """Responses to terms [S, B, L] from uniforms u [S, B, L], by the inverse of the distribution
-    function. Returns which logit each digit was drawn with, 100·y_{t-1} + 10·x_t + y_t: [S, B, L]
-    int64. The digit before the first is 0."""
-    seed = torch.arange(len(terms))[:, None]                                     # [S, 1]
+    function. Returns which of all logits each digit was drawn with: [S, B, L] int64, of seed i
+    1000·i + 100·y_{t-1} + 10·x_t + y_t. The digit before the first is 0."""
+    i = torch.arange(len(terms))[:, None]                                        # [S, 1]
     cumulative = logits.detach().softmax(-1).cumsum(-1)                          # [S, 10, 10, 10]
     y = torch.zeros_like(terms[..., 0])                                          # [S, B]
     chosen = []
     for x, threshold in zip(terms.unbind(-1), u.unbind(-1)):
-        before = y                                                               # [S, B]
-        passed = cumulative[seed, y, x] <= threshold[..., None]                  # [S, B, 10]
+        first = 1000 * i + 100 * y + 10 * x                                      # [S, B]
+        passed = cumulative[i, y, x] <= threshold[..., None]                     # [S, B, 10]
         y = passed.sum(-1).clamp(max=9)                                          # [S, B]
-        chosen.append(100 * before + 10 * x + y)
+        chosen.append(first + y)
     return torch.stack(chosen, -1)                                               # [S, B, L]
-
-
-def response_logp(logits, chosen):
-    """log π(y_t | y_{t-1}, x_t) of sampled digits, in nats: [S, B, L]."""
-    logp = logits.log_softmax(-1).flatten(1)                                     # [S, 1000]
-    return logp.gather(1, chosen.flatten(1)).view(chosen.shape)                  # [S, B, L]
 
 
 # --------------------------------------------------------------------------------------- the loop
 
 def draw(logits, seeds, batch, length, prompts):
-    """A rollout batch: the indices of the sampled logits [S, B, L], and rewards [S, B]."""
+    """A rollout batch: what `sample` returns, and rewards, [S·B, L] and [S·B]. A seed has B rows in
+    succession."""
     terms = 10 * uniforms(seeds, batch, TERMS, prompts * length)                 # [S, Q·L]
     terms = terms.long().view(-1, prompts, length).repeat_interleave(G, 1)       # [S, B, L]
     u = uniforms(seeds, batch, SAMPLING, terms[0].numel()).view_as(terms)        # [S, B, L]
     chosen = sample(logits, terms, u)
-    return chosen, (chosen % 10 == terms.cumsum(-1) % 10).all(-1).double()
+    right = (chosen % 10 == terms.cumsum(-1) % 10).all(-1)                       # [S, B]
+    return chosen.flatten(0, 1), right.flatten().double()
 
 
 def split(seeds, batch, prompts, mini_batches):
-    """The rows of each mini-batch, [S, b]: whole groups in a random order."""
+    """The rows of each mini-batch, [S·b]: whole groups of every seed in a random order."""
     order = uniforms(seeds, batch, ORDER, prompts).argsort(dim=-1, stable=True)  # [S, Q]
-    rows = order[..., None] * G + torch.arange(G)                                # [S, Q, G]
-    return [part.flatten(1) for part in rows.chunk(mini_batches, 1)]
+    groups = order + prompts * torch.arange(len(seeds))[:, None]                 # [S, Q]
+    rows = groups[..., None] * G + torch.arange(G)                               # [S, Q, G]
+    return [part.flatten() for part in rows.chunk(mini_batches, 1)]
 
 
 def train(algorithm, length, learning_rate, epsilon=None, epsilon_high=None, mini_batches=4,
@@ -129,17 +125,16 @@ def train(algorithm, length, learning_rate, epsilon=None, epsilon_high=None, min
     rates, dropped, signal = [], 0, 0
     for batch in range(batches):
         rates.append(exact_pass_rate(logits.detach(), length))                   # [S]
-        chosen, rewards = draw(logits, seeds, batch, length, prompts)
-        advantages = group_advantages(rewards.flatten(), G).view_as(rewards)     # [S, B]
-        old_logp = response_logp(logits, chosen).detach()                        # [S, B, L]
+        chosen, rewards = draw(logits, seeds, batch, length, prompts)            # [S·B, L], [S·B]
+        advantages = group_advantages(rewards, G)                                # [S·B]
+        old_logp = logits.detach().log_softmax(-1).take(chosen)                  # [S·B, L]
         for rows in split(seeds, batch, prompts, mini_batches):
-            take = lambda x: x[torch.arange(len(seeds))[:, None], rows]          # [S, b, …]
-            logp = response_logp(logits, take(chosen)).flatten(0, 1)             # [S·b, L]
+            logp = logits.log_softmax(-1).take(chosen[rows])                     # [S·b, L]
             mask = torch.ones_like(logp, dtype=torch.bool)
             weights = token_weights(mask, reduction, group_size=G, max_length=length)
             loss, stats = policy_loss(
-                algorithm, logp, take(old_logp).flatten(0, 1), take(advantages).flatten(), mask,
-                epsilon=epsilon, epsilon_high=epsilon_high, weights=len(seeds) * weights)
+                algorithm, logp, old_logp[rows], advantages[rows], mask, epsilon=epsilon,
+                epsilon_high=epsilon_high, weights=len(seeds) * weights)
             grad, = torch.autograd.grad(loss, logits)         # of the sum of the seeds' own losses
             logits.grad = grad.sign() if optimizer == "sign" else grad.renorm(2, 0, 1.0)
             stepper.step()

@@ -44,7 +44,7 @@ def test_first_policies_and_their_samples_have_the_pass_rate():
     torch.testing.assert_close(toy.exact_pass_rate(logits, 24), torch.full((3,), 0.35).double())
     chosen, rewards = toy.draw(logits, SEEDS, 0, 24, 1000)
     assert rewards.mean().item() == pytest.approx(0.35, abs=0.015)
-    assert (chosen // 100)[..., 1:].equal((chosen % 10)[..., :-1])   # the digit before is the last
+    assert (chosen // 100 % 10)[:, 1:].equal((chosen % 10)[:, :-1])      # each after the one before
 
 
 def loop_train(algorithm, low, high, rate, logits, chosen, rewards, minis):
@@ -73,8 +73,8 @@ def loop_train(algorithm, low, high, rate, logits, chosen, rewards, minis):
 def test_steps_are_those_of_a_loop(algorithm, epsilon):
     seed = SEEDS[:1]
     start = toy.start(seed, 8)
-    drawn = (x[0].tolist() for x in toy.draw(start, seed, 0, 8, 8))
-    minis = [rows[0].tolist() for rows in toy.split(seed, 0, 8, 2)]
+    drawn = (x.tolist() for x in toy.draw(start, seed, 0, 8, 8))
+    minis = [rows.tolist() for rows in toy.split(seed, 0, 8, 2)]
     _, share, logits = toy.train(algorithm, 8, 60, epsilon, mini_batches=2, prompts=8, batches=1,
                                  seeds=seed, optimizer="sgd")
     assert 0.05 < share < 0.5
