@@ -16,7 +16,7 @@ random, with the paper's range; s with w, both without a clip; w with wide's dro
 
 Each question is followed by its prediction; a pilot and a look at 8 other seeds have been seen.
 
-a   Arms × length, 4 mini-batches of 4 prompts; also 4 of 16 and 16 of 4 prompts.
+a   Arms × length, 4 mini-batches of 4 prompts; also 4 of 16 prompts, and 16 of 4.
     At .05 the paper's range is behind at 8, 24 and 80 digits, ahead at 240 and 800, and with 64
     prompts behind at both lengths; ×10 is ahead at 24, ×3 at 80 and 240; wide is level from 24 on.
     At own rates wide is ahead at every length, the paper's range behind at 8 and ahead from 24 on.
@@ -34,13 +34,15 @@ e   First pass rates .1 and .7.
 f   Samples 2 and 8 batches old, own rates.
     Wide is ahead; w with wide's drops is level with wide: what is left out acts, not s.
 
-Cut for time, before the runs: 80 and 800 digits have seven arms and 32 and 16 judged seeds; with 64
-prompts there are two lengths, six arms, and 32 judged seeds (16 at 240 digits); c to f have 24 and
-240 digits and five to seven arms. Rates are chosen on 16 seeds at 8 and 24 digits in a, else on 8.
-b: 16 seeds, which both choose and judge; 800 digits at one rate, in half the steps.
+Cut for time, before these runs: in a, 80 and 800 digits have seven arms, and 32 and 16 judged
+seeds; 64 prompts have six arms, and 24 digits with 32 judged seeds or 240 with 16 (16 mini-batches
+only at 24). c to f have 24 and 240 digits, five to seven arms and 32 judged seeds. Rates are chosen
+on 16 seeds at 8 and 24 digits in a, else on 8. b: 16 seeds, which both choose and judge; 800 digits
+at one rate, in half the steps. A second commit cut c to f from 64 judged seeds to 32, the bias from
+4 policies to 2, and 16 mini-batches of 64 prompts at 240 digits, before any of them had run.
 
 Bias of the estimate of ∇J by single responses. Samples of the start's policy, estimates at the
-policy after one batch of GRPO (4 steps at rate .05 or .4), Â = r - J of the start's policy, 4
+policy after one batch of GRPO (4 steps at rate .05 or .4), Â = r - J of the start's policy, 2
 policies. Predicted: s is as biased as no ratio, w less, the product not beyond the noise; every
 clip adds bias. The product is left out where std(log product) > 1: its second moment is then not
 that of the samples.
@@ -121,21 +123,22 @@ LONG = 0.05, 0.2, 0.4, 0.6, 0.9, 1.3, 2.0, 3.0
 FEW = {24: (0.1, 0.2, 0.4, 0.6, 0.9), 240: (0.2, 0.4, 0.8, 1.3, 2.0)}
 CELLS = [
     Cell("a", EVERY, SHORT, 24), Cell("a", EVERY, LONG, 240, choose=8), Cell("a", EVERY, SHORT, 8),
-    *[Cell("f", (*SIX, "w, wide's drops"), FEW[L], L, lag=lag, choose=8, fixed=None)
+    *[Cell("f", (*SIX, "w, wide's drops"), FEW[L], L, lag=lag, choose=8, judge=32, fixed=None)
       for L in FEW for lag in (2, 8)],
-    *[Cell("e", SIX[:5], FEW[L], L, pass_rate=first, choose=8)
+    *[Cell("e", SIX[:5], FEW[L], L, pass_rate=first, choose=8, judge=32)
       for L in FEW for first in (0.1, 0.7)],
     *[Cell("b", tuple(RANGES), (), L, judge=16, fixed=rate)
       for rate in (0.05, 0.2) for L in (8, 24, 80, 240)],
-    *[Cell("c", SIX[:5], rates, L, optimizer=name, choose=8, fixed=None) for L, name, rates in (
+    *[Cell("c", SIX[:5], rates, L, optimizer=name, choose=8, judge=32, fixed=None)
+      for L, name, rates in (
         (24, "sgd", (30, 60, 120, 240, 480)), (240, "sgd", (300, 600, 1200, 2400, 4800)),
         (24, "sign", (0.02, 0.05, 0.1, 0.2, 0.4)), (240, "sign", (0.05, 0.1, 0.2, 0.4, 0.8)))],
-    *[Cell("d", SIX, (0.02, 0.05, 0.1, 0.2, 0.4, 0.8), L, 16, choose=8, fixed=None) for L in FEW],
+    *[Cell("d", SIX, (0.02, 0.05, 0.1, 0.2, 0.4, 0.8), L, 16, choose=8, judge=32, fixed=None)
+      for L in FEW],
     Cell("a", SEVEN, LONG, 80, choose=8, judge=32),
     *[Cell("a", SIX, (0.2, 0.4, 0.7, 1.2, 2.0, 3.0), 24, minis, 64, choose=8, judge=32)
       for minis in (4, 16)],
-    *[Cell("a", SIX, (0.2, 0.6, 1.2, 2.0, 3.0), 240, minis, 64, choose=8, judge=16)
-      for minis in (4, 16)],
+    Cell("a", SIX, (0.2, 0.6, 1.2, 2.0, 3.0), 240, 4, 64, choose=8, judge=16),
     Cell("a", SEVEN, (0.4, 0.9, 2.0, 4.0), 800, choose=8, judge=16),
     Cell("b", tuple(RANGES)[::2], (), 800, judge=16),
 ]
@@ -165,43 +168,40 @@ def arm_loss(arm, logp, old_logp, A, weights, out):
 def train(arm, cell, rate, seeds):
     """toy.train with an arm's loss and a cell's samples. Responses with Â = 0 count in the mean,
     but their log-probs are not computed. Returns the exact pass rates [S, 16], the tokens of
-    clip_signal, and std(log s) over the responses with Â ≠ 0 before the last mini-batch's step,
-    [16, S]."""
+    clip_signal, and per batch and seed the std of log s over the responses with Â ≠ 0 before the
+    last mini-batch's step."""
     arm, L, S = ARMS.get(arm) or RANGES[arm], cell.length, len(seeds)
     logits = toy.start(seeds, L, cell.pass_rate).requires_grad_()                # [S, 10, 10, 10]
     stepper = toy.OPTIMIZERS[cell.optimizer]([logits], rate)
     policies, spreads, dropped, signal = [], [], 0, 0
-    number = torch.arange(S)[:, None]                                            # [S, 1]
     for batch in range(16):
         policies.append(logits.detach().clone())
         sampler = policies[max(0, batch - cell.lag)]
-        chosen, rewards = toy.draw(sampler, seeds, batch, L, cell.prompts)
-        advantages = group_advantages(rewards.flatten(), toy.G).view_as(rewards)     # [S, B]
-        u = toy.uniforms(seeds, batch, RANDOM, rewards.shape[1])                 # [S, B]
-        for rows in toy.split(seeds, batch, cell.prompts, cell.mini_batches):    # [S, b]
-            live = advantages[number, rows] != 0                                 # [S, b]
-            live[0, 0] = True                                # policy_loss refuses an empty batch
-            own, row = number.expand(rows.shape)[live], rows[live]               # [n] each
-            A = advantages[own, row]                                             # [n]
-            index = (1000 * own[:, None] + chosen[own, row]).flatten()           # [n·L]
-            old_logp, logp = (x.log_softmax(-1).flatten().gather(0, index).view(-1, L)
-                              for x in (sampler, logits))                        # [n, L]
-            out = drop_by_s(logp, old_logp, A, arm.times) & bool(arm.drop)       # [n]
+        chosen, rewards = toy.draw(sampler, seeds, batch, L, cell.prompts)       # [S·B, L], [S·B]
+        advantages = group_advantages(rewards, toy.G)                            # [S·B]
+        old_logp = sampler.log_softmax(-1).take(chosen)                          # [S·B, L]
+        u = toy.uniforms(seeds, batch, RANDOM, len(rewards) // S).flatten()      # [S·B]
+        for rows in toy.split(seeds, batch, cell.prompts, cell.mini_batches):    # [S·b]
+            live = rows[(advantages[rows] != 0) | (rows == rows[0])]     # no batch may be empty
+            own = live * S // len(rewards)                                       # [n] the seed
+            A, old = advantages[live], old_logp[live]                            # [n], [n, L]
+            logp = logits.log_softmax(-1).take(chosen[live])                     # [n, L]
+            out = drop_by_s(logp, old, A, arm.times) & bool(arm.drop)            # [n]
             if arm.drop == "random":
                 share = own[out].bincount(minlength=S) / own.bincount(minlength=S).clamp(min=1)
-                out = (u[own, row] < share[own]) & (A != 0)
-            weights = torch.full_like(logp, 1 / (rows.shape[1] * L))             # sequence-mean
-            loss, *tokens = arm_loss(arm, logp, old_logp, A, weights, out)
+                out = (u[live] < share[own]) & (A != 0)
+            weights = torch.full_like(logp, S / (len(rows) * L))                 # sequence-mean
+            loss, *tokens = arm_loss(arm, logp, old, A, weights, out)
             grad, = torch.autograd.grad(loss, logits)
             logits.grad = grad.sign() if cell.optimizer == "sign" else grad.renorm(2, 0, 1.0)
             stepper.step()
             dropped += tokens[0]
             signal += tokens[1]
-        log_s = torch.full(rows.shape, math.nan, dtype=torch.float64)            # [S, b]
-        log_s[live] = (logp - old_logp).detach().mean(-1).where(A != 0, math.nan)
-        spreads.append((log_s - log_s.nanmean(1, keepdim=True)).square().nanmean(1).sqrt())
+        log_s = (logp - old).detach().mean(-1)[A != 0]                           # [n']
+        spreads += [x.std(correction=0) for x in log_s.split(own[A != 0].bincount().tolist())
+                    if len(x)]
     rates = torch.stack([toy.exact_pass_rate(policy, L) for policy in policies], 1)
-    return rates, dropped, signal, torch.stack(spreads)
+    return rates, dropped, signal, spreads
 
 
 def run(arm, cell, rate, first, count):
@@ -209,8 +209,8 @@ def run(arm, cell, rate, first, count):
     parts = [train(arm, cell, rate, seeds)
              for seeds in torch.arange(first, first + count).split(16)]
     rates = torch.cat([rates for rates, *_ in parts])                            # [S, 16]
-    spread = torch.cat([spread for *_, spread in parts], 1).nanmedian()
-    numbers = dict(mean=rates.mean(), late=rates[:, 8:].mean(), std_log_s=spread,
+    spreads = torch.stack([spread for *_, spreads in parts for spread in spreads])
+    numbers = dict(mean=rates.mean(), late=rates[:, 8:].mean(), std_log_s=spreads.nanmedian(),
                    clip_signal=sum(part[1] for part in parts) / sum(part[2] for part in parts))
     return {name: float(f"{x:.4g}") for name, x in numbers.items()} | dict(
         seeds=(1e4 * rates.mean(1)).round().int().tolist() if first == 2001 else [])
@@ -247,7 +247,7 @@ def run_all(found, save):
                 fill(f"bias {length} {rate}", bias, length, rate)
 
 
-def bias(length, rate, seeds=4, batches=20):
+def bias(length, rate, seeds=2, batches=20):
     """{rule: [bias, its noise floor, std]} of one response's estimate of ∇J, as shares of |∇J|."""
     squares = {}                                     # rule: [seeds] of (bias², floor², variance)
     for seed in torch.arange(3001, 3001 + seeds)[:, None]:
@@ -259,9 +259,9 @@ def bias(length, rate, seeds=4, batches=20):
         spread = []
         for batch in range(batches):
             chosen, rewards = toy.draw(old, seed, 1000 + batch, length, 250)
-            A = rewards[0] - toy.exact_pass_rate(old, length)                    # [n]
-            old_logp = toy.response_logp(old, chosen)[0]                         # [n, L]
-            logp = toy.response_logp(new.detach(), chosen)[0].requires_grad_()
+            A = rewards - toy.exact_pass_rate(old, length)                       # [n]
+            old_logp = old.log_softmax(-1).take(chosen)                          # [n, L]
+            logp = new.detach().log_softmax(-1).take(chosen).requires_grad_()    # [n, L]
             spread.append((logp - old_logp).sum(-1).detach())
             for rule, arm in BIASED.items():
                 # without a change of the policy every rule is then Â Σ_t ∇log π(y_t)
@@ -270,7 +270,7 @@ def bias(length, rate, seeds=4, batches=20):
                 loss, *_ = arm_loss(arm, logp, old_logp, A, torch.full_like(logp, scale), out)
                 push = -torch.autograd.grad(loss, logp)[0]                       # [n, L]
                 counts = torch.zeros(len(A), 1000, dtype=torch.float64)
-                rows = counts.scatter_add_(1, chosen[0], push).view(-1, 100, 10)
+                rows = counts.scatter_add_(1, chosen, push).view(-1, 100, 10)
                 p = new.detach().softmax(-1).view(100, 10)
                 each = (rows - rows.sum(-1, keepdim=True) * p).flatten(1)        # [n, 1000]
                 parts.setdefault(rule, []).append((each.mean(0), each.square().sum(-1).mean()))
