@@ -82,15 +82,14 @@ def sample(logits, terms, u):
     """Responses to terms [S, B, L] from uniforms u [S, B, L], by the inverse of the distribution
     function. Returns which of all logits each digit was drawn with: [S, B, L] int64, of seed i
     1000·i + 100·y_{t-1} + 10·x_t + y_t. The digit before the first is 0."""
-    i = torch.arange(len(terms))[:, None]                                        # [S, 1]
-    cumulative = logits.detach().softmax(-1).cumsum(-1)                          # [S, 10, 10, 10]
+    cumulative = logits.detach().softmax(-1).cumsum(-1).flatten(0, 2)[:, :9]     # [S·100, 9]
+    first = 100 * torch.arange(len(terms))[:, None]                              # [S, 1]
     y = torch.zeros_like(terms[..., 0])                                          # [S, B]
     chosen = []
     for x, threshold in zip(terms.unbind(-1), u.unbind(-1)):
-        first = 1000 * i + 100 * y + 10 * x                                      # [S, B]
-        passed = cumulative[i, y, x] <= threshold[..., None]                     # [S, B, 10]
-        y = passed.sum(-1).clamp(max=9)                                          # [S, B]
-        chosen.append(first + y)
+        row = first + 10 * y + x                                                 # [S, B]
+        y = (cumulative[row] <= threshold[..., None]).sum(-1)                    # [S, B]
+        chosen.append(10 * row + y)
     return torch.stack(chosen, -1)                                               # [S, B, L]
 
 
