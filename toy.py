@@ -147,7 +147,7 @@ def train(algorithm, length, learning_rate, epsilon=None, epsilon_high=None, min
 def interval(x):
     """Mean and two standard errors over seeds, as text; x [S]."""
     error = 2 * x.std() / len(x)**0.5
-    return f"{x.mean():+.3f} [{x.mean() - error:+.3f}, {x.mean() + error:+.3f}]"
+    return f"{x.mean(): .3f} [{x.mean() - error: .3f}, {x.mean() + error: .3f}]"
 
 
 def compare(algorithm, length, learning_rate, epsilon, epsilon_high, seeds, **options):
