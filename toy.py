@@ -1,0 +1,195 @@
+"""A policy of a thousand numbers, for questions that a language model answers too slowly.
+
+    π(y_t | y_{t-1}, x_t) = softmax(logits[y_{t-1}, x_t])        logits [10, 10, 10]
+
+The task is gspo.py's, without separators: x_t is the next term, y_t the running sum modulo 10, and
+a response of L digits is right if every digit is. At this size the pass rate is exact: no held-out
+set, no noise of sampling. Loss and advantages are those of train.py, called as train.py calls them.
+
+`python toy.py` shows that one learning rate is no comparison: what is behind at one may be ahead
+at another. S seeds are trained side by side, and none depends on another. Lengths do not vary.
+
+Every random number is a hash of (seed, batch, stream, index), so that a page in JavaScript draws
+the same ones. Streams, and what their index counts:
+
+    0  start      2·i and 2·i + 1 are the two uniforms of the normal of logit i (batch 0)
+    1  terms      prompt · L + t
+    2  sampling   row · L + t; a row is a response, those to one prompt are neighbours
+    3  order      prompt; the groups, sorted by these, are split into mini-batches
+"""
+
+import argparse
+import itertools
+import sys
+from functools import partial
+
+import torch
+
+from advantages import group_advantages
+from losses import OBJECTIVES, policy_loss, token_weights
+
+DIGITS = torch.arange(10)
+START, TERMS, SAMPLING, ORDER = range(4)
+G = 8                        # responses per prompt
+NOISE = 0.7                  # std of the first logits
+WIDE = 0.03, 0.04            # a clip range of s a hundred times the paper's
+OPTIMIZERS = {"adam": partial(torch.optim.AdamW, betas=(0.9, 0.95), weight_decay=0),
+              "sgd": torch.optim.SGD, "sign": torch.optim.SGD}      # sign: of the gradient's signs
+
+
+# --------------------------------------------------------------------------------- random numbers
+
+def mix(h):
+    """The hash lowbias32 (C. Wellons) of 32-bit integers, held in int64."""
+    h = ((h ^ h >> 16) * 0x7feb352d) & 0xffffffff
+    h = ((h ^ h >> 15) * 0x846ca68b) & 0xffffffff
+    return h ^ h >> 16
+
+
+def uniforms(seeds, batch, stream, count):
+    """Numbers between 0 and 1, [S, count] float64: those of a stream at the indices 0 to count - 1.
+    seeds [S] int64, from 1 on, because mix(0) is 0."""
+    key = mix(mix(mix(seeds) ^ batch) ^ stream)                                  # [S]
+    return (mix(key[:, None] ^ torch.arange(count)).double() + 0.5) / 2**32      # [S, count]
+
+
+# ------------------------------------------------------------------------------------- the policy
+
+def exact_pass_rate(logits, length):
+    """The probability that a response of `length` digits is right, over all prompts: [] from logits
+    [10, 10, 10], [S] from [S, 10, 10, 10]; differentiable. A recursion over the running sum: from a
+    sum a to the sum c leads the term c - a, with probability 1/10, and then the digit c."""
+    a = DIGITS[:, None]
+    step = logits.softmax(-1)[..., a, (DIGITS - a) % 10, DIGITS] / 10            # [..., 10, 10]
+    return torch.linalg.matrix_power(step, length)[..., 0, :].sum(-1)            # from the sum 0
+
+
+def start(seeds, length, pass_rate=0.35):
+    """The first logits, [S, 10, 10, 10]: noise, and `extra` on the logit of every right digit. It
+    is found by bisection, so that the exact pass rate of each seed is `pass_rate`."""
+    u, v = uniforms(seeds, 0, START, 2000).view(-1, 10, 10, 10, 2).unbind(-1)
+    noise = NOISE * (-2 * u.log()).sqrt() * (2 * torch.pi * v).cos()             # Box-Muller
+    right = torch.nn.functional.one_hot((DIGITS[:, None] + DIGITS) % 10)         # [10, 10, 10]
+    extra = torch.zeros(len(seeds), 1, 1, 1, dtype=torch.float64)
+    for k in range(40):
+        more = extra + 16 / 2**k                                                 # [S, 1, 1, 1]
+        below = exact_pass_rate(noise + more * right, length) < pass_rate        # [S]
+        extra[below] = more[below]
+    return noise + extra * right                                                 # [S, 10, 10, 10]
+
+
+def sample(logits, terms, u):
+    """Responses to terms [S, B, L] from uniforms u [S, B, L], by the inverse of the distribution
+    function. Returns which of all logits each digit was drawn with: [S, B, L] int64, of seed i
+    1000·i + 100·y_{t-1} + 10·x_t + y_t. The digit before the first is 0."""
+    cumulative = logits.detach().softmax(-1).cumsum(-1).flatten(0, 2)[:, :9]     # [S·100, 9]
+    first = 100 * torch.arange(len(terms))[:, None]                              # [S, 1]
+    y = torch.zeros_like(terms[..., 0])                                          # [S, B]
+    chosen = []
+    for x, threshold in zip(terms.unbind(-1), u.unbind(-1)):
+        row = first + 10 * y + x                                                 # [S, B]
+        y = (cumulative[row] <= threshold[..., None]).sum(-1)                    # [S, B]
+        chosen.append(10 * row + y)
+    return torch.stack(chosen, -1)                                               # [S, B, L]
+
+
+# --------------------------------------------------------------------------------------- the loop
+
+def draw(logits, seeds, batch, length, prompts):
+    """A rollout batch: what `sample` returns, and rewards, [S·B, L] and [S·B]. A seed has B rows in
+    succession."""
+    terms = 10 * uniforms(seeds, batch, TERMS, prompts * length)                 # [S, Q·L]
+    terms = terms.long().view(-1, prompts, length).repeat_interleave(G, 1)       # [S, B, L]
+    u = uniforms(seeds, batch, SAMPLING, terms[0].numel()).view_as(terms)        # [S, B, L]
+    chosen = sample(logits, terms, u)
+    right = (chosen % 10 == terms.cumsum(-1) % 10).all(-1)                       # [S, B]
+    return chosen.flatten(0, 1), right.flatten().double()
+
+
+def split(seeds, batch, prompts, mini_batches):
+    """The rows of each mini-batch, [S·b]: whole groups of every seed in a random order."""
+    order = uniforms(seeds, batch, ORDER, prompts).argsort(dim=-1, stable=True)  # [S, Q]
+    groups = order + prompts * torch.arange(len(seeds))[:, None]                 # [S, Q]
+    rows = groups[..., None] * G + torch.arange(G)                               # [S, Q, G]
+    return [part.flatten() for part in rows.chunk(mini_batches, 1)]
+
+
+def train(algorithm, length, learning_rate, epsilon=None, epsilon_high=None, mini_batches=4,
+          prompts=16, batches=16, seeds=torch.arange(1, 17), optimizer="adam"):
+    """Train a policy per seed. Returns the exact pass rate of the policy that sampled each batch
+    [S, batches], clip_signal over all mini-batches, and the last logits [S, 10, 10, 10]."""
+    logits = start(seeds, length).requires_grad_()                               # [S, 10, 10, 10]
+    stepper = OPTIMIZERS[optimizer]([logits], learning_rate)
+    reduction = OBJECTIVES[algorithm].reduction
+    rates, dropped, signal = [], 0, 0
+    for batch in range(batches):
+        rates.append(exact_pass_rate(logits.detach(), length))                   # [S]
+        chosen, rewards = draw(logits, seeds, batch, length, prompts)            # [S·B, L], [S·B]
+        advantages = group_advantages(rewards, G)                                # [S·B]
+        old_logp = logits.detach().log_softmax(-1).take(chosen)                  # [S·B, L]
+        for rows in split(seeds, batch, prompts, mini_batches):
+            logp = logits.log_softmax(-1).take(chosen[rows])                     # [S·b, L]
+            mask = torch.ones_like(logp, dtype=torch.bool)
+            weights = token_weights(mask, reduction, group_size=G, max_length=length)
+            loss, stats = policy_loss(
+                algorithm, logp, old_logp[rows], advantages[rows], mask, epsilon=epsilon,
+                epsilon_high=epsilon_high, weights=len(seeds) * weights)
+            grad, = torch.autograd.grad(loss, logits)         # of the sum of the seeds' own losses
+            logits.grad = grad.sign() if optimizer == "sign" else grad.renorm(2, 0, 1.0)
+            stepper.step()
+            dropped += stats["clip_signal"] * stats["signal_tokens"]
+            signal += stats["signal_tokens"]
+    return torch.stack(rates, 1), (dropped / signal).item(), logits.detach()
+
+
+# ------------------------------------------------------------------------------------- the script
+
+def interval(x):
+    """Mean and two standard errors over seeds, as text; x [S]."""
+    error = 2 * x.std() / len(x)**0.5
+    return f"{x.mean(): .3f} [{x.mean() - error: .3f}, {x.mean() + error: .3f}]"
+
+
+def compare(algorithm, length, learning_rate, epsilon, epsilon_high, seeds, **options):
+    """Print GRPO, --algorithm and GSPO's wide range at each length and learning rate."""
+    print(f"""Exact pass rate, mean over batches, and its 95 % interval over {seeds} seeds.
+These are a thousand numbers: for a transformer they predict at most.
+
+digits  rate   algorithm  pass rate                clip_signal  minus GRPO""")
+    arms = {"grpo": ("grpo", None, None), algorithm: (algorithm, epsilon, epsilon_high),
+            "wide": ("gspo", *WIDE)}
+    for digits, rate in itertools.product(length, learning_rate):
+        means = {}                                                               # [S] each
+        for name, (objective, *clip) in arms.items():
+            rates, share, _ = train(objective, digits, rate, *clip, **options,
+                                    seeds=torch.arange(1, seeds + 1))
+            means[name] = rates.mean(1)
+            print(f"{digits:6}  {rate:<5g}  {name:9}  {interval(means[name])}  {share:11.3f}  "
+                  f"{interval(means[name] - means['grpo'])}", flush=True)
+
+
+def positive(text):
+    if int(text) < 1:
+        raise ValueError
+    return int(text)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--algorithm", default="gspo", choices=OBJECTIVES)
+    parser.add_argument("--optimizer", default="adam", choices=OPTIMIZERS)
+    parser.add_argument("--length", type=positive, nargs="+", default=[24, 240], help="digits")
+    parser.add_argument("--learning_rate", type=float, nargs="+", default=[0.05, 0.4])
+    parser.add_argument("--epsilon", type=float, help="of --algorithm; default: the paper's")
+    parser.add_argument("--epsilon_high", type=float)
+    for name, default in dict(mini_batches=4, prompts=16, batches=16, seeds=16).items():
+        parser.add_argument(f"--{name}", type=positive, default=default)
+    try:
+        compare(**vars(parser.parse_args()))
+    except ValueError as error:      # an algorithm or a clip range that policy_loss refuses
+        parser.error(str(error))
+
+
+if __name__ == "__main__":
+    sys.stdout.reconfigure(errors="replace")     # for consoles without Greek letters
+    main()
