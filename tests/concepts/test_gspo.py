@@ -108,20 +108,6 @@ def test_the_shortened_page_runs(tmp_path, monkeypatch, capsys):
     assert [float(x) for x in re.findall(r"0\.\d+", said)] == pytest.approx(fives, abs=1e-3)
 
 
-def test_grpo_on_the_command_line_trains_with_the_other_loss(tmp_path, monkeypatch, capsys):
-    """Both runs print both clips; the policies part ways after the first update."""
-    source = shortened(SOURCE, **SHORT | dict(STEPS=4, PROMPTS_PER_STEP=8, MAX_NEW_TOKENS=3,
-                                              LEARNING_RATE=0.01))
-    source = source.replace("float(response == answer)", "float(response < '7')")
-    printed = {}
-    for words in ([], ["gspo"], ["grpo"]):
-        run(monkeypatch, tmp_path / "short.py", source, *words)
-        printed[" ".join(words)] = re.sub(r"[\d.]+ s$", "", capsys.readouterr().out, flags=re.M)
-    assert printed[""] == printed["gspo"] != printed["grpo"]
-    shares = re.findall(r"gspo ([\d.]+)   grpo ([\d.]+)", printed["grpo"])
-    assert len(shares) == 4 and {s for s, _ in shares} != {w for _, w in shares} != {"0.000"}
-
-
 @pytest.mark.parametrize("warmup, updates", [(10, 50), (10, 10), (3, 4), (10, 4)])
 def test_the_learning_rate_rises_from_a_share_of_the_highest_and_falls_as_a_cosine(warmup, updates):
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)

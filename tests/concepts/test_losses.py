@@ -196,23 +196,16 @@ def test_a_batch_without_loss_tokens_gets_no_gradient_and_no_nan(name):
 
 
 @every_objective
-def test_wider_padding_and_shuffled_tokens_change_nothing(name):
+def test_wider_padding_changes_nothing(name):
     batch = ragged()
-    plain = ours(name, batch)
-    order = torch.randperm(10, generator=torch.Generator().manual_seed(5))
 
     def wide(x):
         fill = False if x.dtype == torch.bool else math.nan
         return torch.nn.functional.pad(x, (0, 3), value=fill) if x.dim() == 2 else x
-
-    def shuffled(x):
-        return x[:, order] if x.dim() == 2 else x
-    for change in (wide, shuffled):
-        got = ours(name, Batch(*map(change, batch)))
-        assert got.loss == pytest.approx(plain.loss, rel=1e-12)
-        assert got.stats == pytest.approx(plain.stats)
-        expected = change(plain.gradient).nan_to_num(0.0)
-        torch.testing.assert_close(got.gradient, expected, rtol=1e-10, atol=0)
+    plain, got = ours(name, batch), ours(name, Batch(*map(wide, batch)))
+    assert got.loss == pytest.approx(plain.loss, rel=1e-12)
+    assert got.stats == pytest.approx(plain.stats)
+    torch.testing.assert_close(got.gradient[:, :10], plain.gradient, rtol=1e-10, atol=0)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 8])
@@ -275,19 +268,18 @@ def test_where_the_responses_with_an_advantage_stand(name):
     assert [stats[key] for key in names] == pytest.approx(expected, rel=1e-4, abs=1e-6)
 
 
-@pytest.mark.parametrize("written, wrong", [
-    ("torch.min(ratio * A, ratio.clamp(low, high) * A)", ("ppo", "grpo", "gspo", "luspo")),
-    ("(x < low) & (A < 0), (x > high) & (A > 0)", ())])
-def test_the_table_that_losses_py_prints_marks_statistics_that_are_not_those_of_the_gradient(
-        written, wrong, capsys):
-    """With a clip that stops every gradient outside of the range, and with the clip as it is."""
+PPO = "torch.min(ratio * A, ratio.clamp(low, high) * A)"
+
+
+@pytest.mark.parametrize("clip, wrong", [(PPO, False), ("ratio.clamp(low, high) * A", True)])
+def test_losses_py_marks_the_rows_whose_statistics_are_not_those_of_the_gradient(clip, wrong,
+                                                                                 capsys):
+    """The second clip has no gradient outside of the range, whatever the sign of A."""
     file = Path(losses.__file__)
     source = file.read_text(encoding="utf-8")
-    assert source.count(written) == 1
-    changed = source.replace(written, "ratio.clamp(low, high) * A") if wrong else source
-    exec(compile(changed, file, "exec"), {"__name__": "__main__"})
-    marked = {line.split()[0] for line in capsys.readouterr().out.splitlines() if " but " in line}
-    assert marked >= {*wrong} and bool(marked) == bool(wrong)
+    assert PPO in source
+    exec(compile(source.replace(PPO, clip), file, "exec"), {"__name__": "__main__"})
+    assert (" are 0" in capsys.readouterr().out) == wrong
 
 
 # ------------------------------------------------------------------------------------------- KL

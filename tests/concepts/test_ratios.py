@@ -103,14 +103,8 @@ def test_with_all_responses_enumerated_only_products_give_the_exact_gradient(mon
     import enumerated
     found = enumerated.measure()
     for name, kind, baseline in found[0]:
-        values = [draw[name, kind, baseline] for draw in found]
-        if name == "∏w" or (name, kind) == ("∏_{k≤t} w_k", "Q"):
-            assert max(values) < 1e-9
-        else:
-            assert sorted(values)[len(values) // 2] > .05, (name, kind)
-    for draw in found:                           # what a baseline does to an expectation
-        for name in ("w_t", "∏_{k≤t} w_k"):
-            assert draw[name, "outcome", True] == pytest.approx(draw[name, "outcome", False])
-        assert draw["s", "outcome", True] != pytest.approx(draw["s", "outcome", False], rel=1e-6)
+        middle = sorted(draw[name, kind, baseline] for draw in found)[len(found) // 2]
+        exact = name == "∏w" or (name, kind) == ("∏_{k≤t} w_k", "Q")
+        assert middle < 1e-9 if exact else middle > .05, (name, kind)
     recorded = (root / "experiments/results/enumerated.json").read_text(encoding="utf-8")
     assert enumerated.texts(found) == json.loads(recorded)["texts"]

@@ -4,6 +4,8 @@ References: transformers' own generation and frequencies against exact probabili
 functions give the same results: tests/speed.
 """
 
+import math
+
 import pytest
 import torch
 
@@ -51,14 +53,11 @@ def responses(rollout):
 
 def test_rows_are_whole_groups_or_a_part_of_one():
     rollout = rolled(make())                                 # 3 groups of 3 responses
-    for start, stop in ((0, 6), (3, 9), (3, 5), (7, 8)):
-        part = rollout.take(torch.arange(start, stop))
-        assert part.texts == rollout.texts[start:stop]
-        assert torch.equal(part.prompt_ids, rollout.prompt_ids[start:stop])
-        assert part.group_size == min(3, stop - start)
-    swapped = rollout.take(torch.tensor([6, 7, 8, 0, 1, 2]))
-    assert swapped.texts == rollout.texts[6:] + rollout.texts[:3]
-    for rows in ([2, 3], [1, 2, 3, 4, 5, 6], [0, 1, 2, 3, 4], [0, 3], [0, 1, 3, 4, 2, 5]):
+    for rows, size in (([3, 4, 5, 6, 7, 8], 3), ([3, 4], 2), ([7], 1), ([6, 7, 8, 0, 1, 2], 3)):
+        part = rollout.take(torch.tensor(rows))
+        assert part.texts == [rollout.texts[i] for i in rows] and part.group_size == size
+        assert torch.equal(part.prompt_ids, rollout.prompt_ids[rows])
+    for rows in ([2, 3], [1, 2, 3, 4, 5, 6], [0, 3], [0, 1, 3, 4, 2, 5]):
         with pytest.raises(ValueError, match="cut through groups of 3"):
             rollout.take(torch.tensor(rows))
 
@@ -153,12 +152,8 @@ def test_stop_strings_end_a_row_and_stay_loss_tokens(tokenizer, prompt, stop, T,
 
 def test_a_token_that_is_ruled_out_has_no_entropy():
     """A logit of -inf: 0 · log 0 is 0, in the value and in the gradient."""
-    logits = torch.tensor([[1.0, -torch.inf, 0.5], [0.0, 0.0, 2.0]], requires_grad=True)
-    chosen, entropy = token_logp(lambda hidden: hidden, logits, torch.tensor([0, 2]), 1.0)
-    kept = torch.tensor([1.0, 0.5], dtype=torch.float64).requires_grad_()
-    want = -(kept.softmax(-1) * kept.log_softmax(-1)).sum()
-    assert entropy[0].item() == pytest.approx(want.item(), rel=1e-6) and chosen.isfinite().all()
+    logits = torch.tensor([[0.0, -torch.inf, 0.0]], requires_grad=True)
+    chosen, entropy = token_logp(lambda hidden: hidden, logits, torch.tensor([0]), 1.0)
+    assert entropy.item() == pytest.approx(math.log(2)) and chosen.item() == -entropy.item()
     gradient, = torch.autograd.grad(entropy.sum(), logits)
-    expected, = torch.autograd.grad(want, kept)
-    assert gradient[0].tolist() == pytest.approx([expected[0].item(), 0.0, expected[1].item()],
-                                                 rel=1e-5)
+    assert gradient.tolist()[0] == pytest.approx([0, 0, 0], abs=1e-6)

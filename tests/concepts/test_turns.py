@@ -74,16 +74,6 @@ def test_a_turn_is_a_run_of_loss_tokens(row, numbers):
     assert turn_numbers(torch.tensor([row]).bool()).tolist() == [numbers]
 
 
-@pytest.mark.parametrize("scale", ["group", "batch", "none"])
-def test_with_one_turn_or_one_final_reward_they_are_the_groups_advantages(scale):
-    rewards = torch.tensor([1.0, 0.3, 0.0, 1.0, 0.2, 0.7, 0.1, 0.1]).double()        # [B]
-    want = group_advantages(rewards, 4, scale)                                       # [B]
-    for turns in (1, 3):
-        given, mask = conversation(*([0.0] * (turns - 1) + [r] for r in rewards.tolist()))
-        A = turn_returns(given, mask, 4, scale)
-        assert torch.equal(A, want[:, None] * mask)
-
-
 @pytest.mark.parametrize("rows", [
     [[0.1, 0.2, 0.3], [0.3, 0.2, 0.1], [0.6], [0.6, 0.0]], [[0.1, 0.2, -0.3], [0.0]],
     [[1.0, 0.1, 0.2, -0.3], [1.0, 0.0]]])
@@ -109,21 +99,6 @@ def test_a_group_has_signal_if_the_returns_of_any_turn_differ(rows, signal):
     assert not groups_with_signal("turn_returns", 0 * totals, 2, **inputs).any()
 
 
-@pytest.mark.parametrize("weight, most", [(1.0, 10), (0.3, 10), (0.7, 1000)])
-def test_a_last_turn_that_earned_nothing_in_a_whole_group_has_advantage_0(weight, most):
-    """A reward minus the return would be the rounding of both, and become ±1."""
-    torch.manual_seed(1)
-    earned = torch.rand(256, 2, dtype=torch.float64).mul(2 * most).sub(most)
-    rows = [[*row, 0.0] for row in earned.tolist()]
-    given, mask = conversation(*rows)
-    parts = torch.tensor([math.fsum(row) for row in rows], dtype=torch.float64)[:, None]  # [B, 1]
-    A = estimate_advantages("turn_returns", parts.squeeze(-1) * weight, 4, mask=mask,
-                            turn_rewards=given, parts=parts, part_weights=[weight])
-    turns = turn_numbers(mask)
-    assert (A[turns == 2] == 0).all() and (A[turns == 1] != 0).all()
-    torch.testing.assert_close(A, turn_returns(given, mask, 4), rtol=1e-4, atol=1e-5)
-
-
 def test_rewards_of_turns_and_of_the_response_meet_at_the_last_token_and_gae_carries_over():
     """GAE by the definition: the environment's tokens take no step."""
     given, mask = conversation(*ROWS[:4])
@@ -142,13 +117,6 @@ def test_rewards_of_turns_and_of_the_response_meet_at_the_last_token_and_gae_car
     ours = estimate_advantages("gae", rewards, 4, mask=mask, values=values.float(), lam=0.9,
                                turn_rewards=given, parts=parts, part_weights=[1.0, 0.5])
     torch.testing.assert_close(ours, A.float())
-
-
-def test_without_an_environment_it_is_refused():
-    with pytest.raises(ValueError, match="turn_returns reads turn_rewards, which is missing"):
-        estimate_advantages("turn_returns", torch.zeros(4), 4, mask=torch.ones(4, 2).bool())
-    with pytest.raises(ValueError, match="turn_returns takes group, batch or none"):
-        turn_returns(*conversation([0.0], [1.0]), 2, "mean")
 
 
 # ---------------------------------------------------------- which way do the estimators point?
