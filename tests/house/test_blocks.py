@@ -45,6 +45,7 @@ REASONS = {
     "export JAIL": "a sandbox: tests/data/test_documented.py",
     "runs.py:passes": "a sandbox: tests/data/test_documented.py",
     "judge.py:judge": "a server: tests/data/test_documented.py",
+    "--advantage over_quantile": "tests/features/test_own_feature.py writes the file and runs it",
     "--advantage over_median": "tests/concepts/test_learner.py writes the row and runs it",
     "--imitation_coef": "tests/features/test_own_feature.py writes the file and runs it",
 }

@@ -16,15 +16,16 @@ from eval import make_parser
 from losses import OBJECTIVES
 from session.arguments import ALGORITHMS, Settings, parse, parse_flags
 
+EXAMPLES = {"over_median", "over_quantile", "--imitation_coef", "features/imitation.py",
+            "features/quantile.py"}                          # CONTRIBUTING's
 CONTRIBUTING = DOCUMENTS[".github/CONTRIBUTING.md"]
 CODE = PROGRAM | ABOVE
 every_document = pytest.mark.parametrize("name", DOCUMENTS)
 
-EXAMPLES = {"over_median", "--imitation_coef"}       # CONTRIBUTING's, which nothing has yet
 # flags of torchrun, pip, bubblewrap and Chromium, and what stands for any flag
 OTHERS = {*"""help nproc_per_node no-deps logdir index-url ro-bind tmpfs proc dev unshare-all
     die-with-parent new-session headless no-sandbox hide-scrollbars flag name
-    imitation_coef""".split()}
+    imitation_coef quantile""".split()}
 
 
 # -------------------------------------------------------------------------------- files and links
@@ -65,14 +66,14 @@ def test_the_links_of_a_page_lead_somewhere(name):
     assert not [*dead_links(ROOT / name, DOCUMENTS[name])]
 
 
-@pytest.mark.parametrize("name", sorted({*re.findall(r"(?<!One file, )`([^`\s]+)`", CONTRIBUTING)}))
+@pytest.mark.parametrize("name", sorted({*re.findall(r"`([^`\s]+)`", CONTRIBUTING)} - EXAMPLES))
 def test_contributing_names_files_and_functions_that_exist(name):
     if "/" in name or name.endswith(".py"):
         assert list(ROOT.glob(name)), name
     elif re.fullmatch(r"[A-Za-z_.]+", name):
         word = name.split(".")[-1]
         code = "\n".join(PROGRAM.values())
-        assert re.search(rf"\b(def|class) {word}\b|^{word} = ", code, re.M), name
+        assert re.search(rf"\b(def|class) {word}\b|^ *{word}(: \w+)? = ", code, re.M), name
 
 
 @pytest.mark.parametrize("line", sorted(
