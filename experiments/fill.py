@@ -17,6 +17,7 @@ experiments/run.py writes, and from `texts` in the results of benchmarks:
     holm offpolicy: replay against none     p of "it is not 0", by Holm over its question
     lost dose                       what each variant loses in its settings
     decided, undecided, map         other tables of docs/evidence.md
+    toy paper 24 at .05             and others of toy_rules.py: what toy.py's policy says
 
 A test checks that the pages are what this writes.
 """
@@ -34,6 +35,7 @@ from losses import OBJECTIVES                                                   
 from intervals import in_words                                                       # noqa: E402
 from questions import MAP, QUESTIONS                                                 # noqa: E402
 from sentences import SENTENCES                                                      # noqa: E402
+import toy_rules                                                                     # noqa: E402
 from timing import table                                                             # noqa: E402
 
 UNDECIDED = ("undecided", "not ", "identical")     # not run, not finished, not comparable
@@ -66,6 +68,7 @@ def texts():
             names[f"above {key}"] = f"{number['above']} of {number['seeds']}"
     names |= {f"holm {key}": probability(p) for key, p in found["holm"].items()}
     names |= {f"lost {question}": lost(question, numbers) for question in ("dose", "lags")}
+    names |= toy_rules.texts(json.loads(toy_rules.RESULTS.read_text(encoding="utf-8")))
     for file in sorted((ROOT / "experiments/results").glob("*.json")):
         names |= json.loads(file.read_text(encoding="utf-8")).get("texts", {})
     return names
