@@ -15,8 +15,9 @@ experiments/run.py writes, and from `texts` in the results of benchmarks:
     seeds learning: against GRPO    their number
     percent learning: against GRPO  the mean as a percentage
     holm offpolicy: replay against none     p of "it is not 0", by Holm over its question
-    lost dose                       what each variant loses in its settings
+    compared rule                   levels, differences and verdicts of a question's variants
     decided, undecided, map         other tables of docs/evidence.md
+    toy paper 24 at .05             and others of toy_rules.py: what toy.py's policy says
 
 A test checks that the pages are what this writes.
 """
@@ -32,8 +33,10 @@ sys.path[:0] = [str(ROOT / folder) for folder in ("", "experiments", "benchmarks
 
 from losses import OBJECTIVES                                                        # noqa: E402
 from intervals import in_words                                                       # noqa: E402
+from judging import split_terms                                                      # noqa: E402
 from questions import MAP, QUESTIONS                                                 # noqa: E402
 from sentences import SENTENCES                                                      # noqa: E402
+import toy_rules                                                                     # noqa: E402
 from timing import table                                                             # noqa: E402
 
 UNDECIDED = ("undecided", "not ", "identical")     # not run, not finished, not comparable
@@ -65,7 +68,9 @@ def texts():
                       for which, level in zip(("level", "other"), number["levels"])}
             names[f"above {key}"] = f"{number['above']} of {number['seeds']}"
     names |= {f"holm {key}": probability(p) for key, p in found["holm"].items()}
-    names |= {f"lost {question}": lost(question, numbers) for question in ("dose", "lags")}
+    names |= {f"compared {question}": compared(question, found)
+              for question in ("rule", "lengths", "own_rate", "controls")}
+    names |= toy_rules.texts(json.loads(toy_rules.RESULTS.read_text(encoding="utf-8")))
     for file in sorted((ROOT / "experiments/results").glob("*.json")):
         names |= json.loads(file.read_text(encoding="utf-8")).get("texts", {})
     return names
@@ -99,10 +104,9 @@ def verdicts(found, decided):
         more = ((in_words(answer["verdict"]) + f", p {probability(p)}" * (p is not None),)
                 if decided else (of[rule]["seeds"], of[rule]["needed"] or "–"))
         rows.append((f"{question.claim} (`{name}`)",
-                     interval(of[rule], question.rules[rule].form), *more, question.rates,
-                     question.asked))
+                     interval(of[rule], question.rules[rule].form), *more, question.asked))
     last = ("verdict",) if decided else ("seeds", "seeds needed")
-    return table(("claim (experiment)", "number", *last, "learning rates", "rule written"), *rows)
+    return table(("claim (experiment)", "number", *last, "rule written"), *rows)
 
 
 def regimes(numbers):
@@ -110,27 +114,49 @@ def regimes(numbers):
     rows = []
     for where, *keys in MAP:
         paper, wide = (key and numbers[key] for key in keys)
-        rows.append((where, f"{wide['levels'][1]:.3f}",
+        rows.append((where.removeprefix("tiny task, "), f"{wide['levels'][1]:.3f}",
                      *(f"{of['levels'][0]:.3f}: {interval(of, '{:+.3f}')}" if of else "–"
                        for of in (paper, wide))))
-    return table(("task, batches, rate × mini-batches (experiment)", "GRPO",
+    return table(("batches, rate × mini-batches (experiment)", "GRPO",
                   "the paper's range: minus GRPO", "GSPO wide: minus GRPO"), *rows)
+
+
+def compared(name, found):
+    """The variants of a question in its settings: mean pass rate, clip_signal, the learning rate if
+    it was chosen, difference from GRPO and verdict. Below them its other comparisons."""
+    question = QUESTIONS[name]
+    rules = {rule.of: (label, rule, found["numbers"][f"{name}: {label}"])
+             for label, rule in question.rules.items()}
+    cells = {}
+    for of, (label, _, level) in list(rules.items()):
+        if of.endswith(":mean") and " - " not in of:
+            (_, variant, setting, _), = split_terms(of)
+            place = label.removeprefix(variant).removesuffix(": mean").strip(", ")
+            share = rules[of.replace(":mean", ":clip_signal")][2]
+            best = (found["chosen"].get(f"{name}: {variant} {setting}") or "").rpartition(" ")[2]
+            against = rules.pop(f"{of} - GRPO@{setting}:mean", None)
+            cells[variant, place] = "–" if level["mean"] is None else (
+                f"{level['mean']:.3f} ({share['mean']:.2f})" + f" at {best}" * bool(best)
+                + (f": {difference(*against[1:])}" if against else ""))
+    places = dict.fromkeys(place for _, place in cells)
+    rows = [(variant, *(cells[variant, place] for place in places))
+            for variant in question.variants]
+    rows += [(label, difference(rule, number), *[""] * (len(places) - 1))
+             for label, rule, number in rules.values() if rule.level]
+    return table(("mean pass rate (share): minus GRPO",
+                  *(place or "tiny task" for place in places)), *rows)
+
+
+def difference(rule, number):
+    """A difference and its verdict, if its rule has one, with what was predicted."""
+    verdict = number["verdict"].partition(" (")[0] * bool(rule.level and number["mean"] is not None)
+    as_said = {"": "", verdict: ", as predicted"}.get(rule.predicted,
+                                                      f" (predicted: {rule.predicted})")
+    return f"{interval(number, rule.form)} {verdict}{as_said * bool(verdict)}".strip()
 
 
 def probability(p):
     return "–" if p is None else "<0.001" if p < 5e-4 else f"{p:.3f}"
-
-
-def lost(name, numbers):
-    """What each variant loses in each setting, by the rules "lost by VARIANT at SETTING"."""
-    found = {}
-    for key, number in numbers.items():
-        if match := re.fullmatch(f"{name}: lost by (.+) at (.+)", key):
-            found[match.groups()] = interval(number, "{:+.3f}")
-    settings = dict.fromkeys(setting for _, setting in found)
-    rows = [(variant, *(found.get((variant, setting), "–") for setting in settings))
-            for variant in dict.fromkeys(variant for variant, _ in found)]
-    return table(("lost", *settings), *rows)
 
 
 def fill(text, names, sentences=""):

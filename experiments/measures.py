@@ -2,20 +2,25 @@
 
     python experiments/measures.py drift [--seed 0] [--quick] [FLAGS OF TRAIN.PY]
     python experiments/measures.py lengths
+    python experiments/measures.py neighbours [--seed 1000]
 
-    drift     GSPO's training for 12 rollout batches, with GRPO's updates from the same policies on
-              the same mini-batches: clipped shares, where ratios go, s against perplexities
-    lengths   answers of 7 to 997 tokens before and after three updates on other answers, of a
-              policy that knows the form of the task and little of its sums
+    drift       GSPO's training for 12 rollout batches, with GRPO's updates from the same policies
+                on the same mini-batches: clipped shares, where ratios go, s against perplexities
+    lengths     answers of 7 to 997 tokens before and after three updates on other answers, of a
+                policy that knows the form of the task and little of its sums
+    neighbours  whom GSPO's clip drops, in a run of ten rollout batches
 
 Each returns its figures for one seed; experiments/run.py keeps them like those of a run.
 """
 
 import argparse
+import contextlib
 import copy
+import io
 import json
 import math
 import sys
+import tempfile
 from functools import lru_cache
 from pathlib import Path
 from statistics import linear_regression
@@ -209,7 +214,46 @@ def short_factor(by_length):
     return (share[0] + share[1]) / max(share[-2] + share[-1], 1 / 256)       # none is not 0
 
 
-MEASURES = {"drift": drift, "lengths": lengths}
+# ------------------------------------------------------------------------------------ neighbours
+
+def neighbours(seed, flags="", quick=False):
+    """{figure: value} of the responses with Â ≠ 0 that are outside the paper's range before their
+    mini-batch's step. own: the share that has moved in the direction of its own advantage;
+    own_distinct: that of distinct responses of a batch. Its expectation if advantages were
+    permuted: permuted, among those of the mini-batch; permuted_likelihood, among those of the batch
+    in the same tenth of the mean old_logp. outside: their number."""
+    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
+        train.main(f"--seed {seed} --device cpu --steps {3 if quick else 10} --eval_samples 0 "
+                   f"--save_minibatches --output_dir {folder}/run {flags}".split())
+        lines = Path(folder, "run/minibatches.jsonl").read_text(encoding="utf-8").splitlines()
+    own, distinct, permuted, alike = [], {}, [], []
+    for number, line in enumerate(lines):
+        minis = [[one for one in mini if one["advantage"]]
+                 for mini in json.loads(line)["minibatches"]]
+        ranked = sorted(sum(minis, []), key=lambda one: mean(one["old_logp"]))
+        for rank, one in enumerate(ranked):
+            one["tenth"] = 10 * rank // len(ranked)
+        right = {tenth: share_positive(one for one in ranked if one["tenth"] == tenth)
+                 for tenth in {one["tenth"] for one in ranked}}
+        for mini in minis:
+            for one in mini:
+                log_s = mean(one["logp"]) - mean(one["old_logp"])
+                if not S_RANGE[0] <= log_s <= S_RANGE[1]:
+                    up = log_s > 0
+                    own.append(up == (one["advantage"] > 0))
+                    distinct[number, *one["old_logp"]] = own[-1]
+                    for of, share in ((permuted, share_positive(mini)),
+                                      (alike, right[one["tenth"]])):
+                        of.append(share if up else 1 - share)
+    return dict(own=mean(own), own_distinct=mean(distinct.values()), permuted=mean(permuted),
+                permuted_likelihood=mean(alike), outside=len(own))
+
+
+def share_positive(responses):
+    return mean(one["advantage"] > 0 for one in responses)
+
+
+MEASURES = {"drift": drift, "lengths": lengths, "neighbours": neighbours}
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 """The figures of the pages.
 
     python experiments/pictures.py               docs/figures/objectives_six
-    python experiments/view_gif.py               docs/figures/view.gif, in a browser
     python experiments/run.py                    docs/figures/NAME of the questions SHOWN
 """
 

@@ -560,6 +560,14 @@ NEIGHBOURS = Question(
         Permuted: the expectation if Â were permuted among the Â ≠ 0 of a mini-batch, computed, not
         drawn.""")
 
+LIKELIHOOD = Question(
+    claim="How often what leaves the clip range has moved in its own advantage's direction, beside "
+          "responses of a like likelihood",
+    regime=f"{TINY}, 10 rollout batches, rate 4e-4", variants={"GSPO": "--learning_rate 4e-4"},
+    settings={"run": ""}, seeds=range(1000, 1008), seconds=30, measure="neighbours",
+    rules=each("{0}", "GSPO@run:{0}", ("own", "own_distinct", "permuted", "permuted_likelihood"),
+               rule=Reported, form="{:.1%}"))
+
 EPOCHS = Question(
     claim="Four epochs per batch at an unchanged rate cost no pass@1",
     asks="Four epochs per batch at the same rate?", source="GRPO's μ (2402.03300, algorithm 1)",
@@ -702,7 +710,8 @@ QUESTIONS = {
     "variance": VARIANCE, "short": SHORT, "collapse": COLLAPSE, "depth": DEPTH, "dose": DOSE,
     "lags": LAGS, "learning": LEARNING, "steps": STEPS, "default": PROMISED,
     "smollm2": SMOLLM2_RUN, "counting": COUNTING, "turns": TURNS, "guess": GUESS,
-    "curves": CURVES, "offpolicy": OFFPOLICY, "neighbours": NEIGHBOURS, "epochs": EPOCHS,
+    "curves": CURVES, "offpolicy": OFFPOLICY, "neighbours": NEIGHBOURS,
+    "likelihood": LIKELIHOOD, "epochs": EPOCHS,
     "rule": RULE, "lengths": LENGTHS, "own_rate": OWN_RATE, "controls": CONTROLS}
 
 # The map of docs/evidence.md: (task, batches, rate × mini-batches (experiment), the rules of

@@ -338,8 +338,9 @@ def rounded(x):
 
 def summary():
     """What fill.py puts into pages: {"verdicts": {question: …}, "numbers": {"question: rule": …},
-    "holm": {"question: rule": p of "it is not 0", by Holm over the question's rules}}."""
-    found = dict(verdicts={}, numbers={}, holm={})
+    "holm": {"question: rule": p of "it is not 0", by Holm over the question's rules}, "chosen":
+    {"question: variant best group": its best setting}}."""
+    found = dict(verdicts={}, numbers={}, holm={}, chosen={})
     for name, question in QUESTIONS.items():
         runs = current(question, read(name))
         numbers, verdict = judged(question, runs)
@@ -348,6 +349,9 @@ def summary():
         rules = [rule for rule, of in question.rules.items() if not of.reported]
         holm = intervals.holm([numbers[rule]["zero"] for rule in rules])
         found["holm"] |= {f"{name}: {rule}": p for rule, p in zip(rules, holm)}
+        found["chosen"] |= {
+            f"{name}: {variant} best {group}": judging.choose_best(question, runs, variant, group)
+            for variant, group in judging.list_choices(question)}
     corrected = intervals.holm([v["p"] for v in found["verdicts"].values()])
     for row, p in zip(found["verdicts"].values(), corrected):
         row["holm"] = p

@@ -146,48 +146,10 @@ Without its clip GSPO changes by {offpolicy: without its clip: GSPO} in pass rat
 In `collapse` {mean collapse: GSPO collapses, MoE} of its runs
 """,
 "docs/evidence.md": """
-0, its standard deviation is {median offpolicy: std of log s, GSPO, usual steps} (the paper's range)
-to {median offpolicy: std of log s, GSPO wide, usual steps} (wide) at usual steps and {median
-offpolicy: std of log s, GSPO, large steps} to {median offpolicy: std of log s, GSPO wide, large
-steps} at the large
-
-task GSPO wide is level: {dose: GSPO wide against GRPO, float32} (4e-4 × 4, 16 batches, {seeds dose:
-GSPO wide against GRPO, float32} seeds). The paper's range is below, {dose: GSPO against GRPO,
-float32}. Wide is above GRPO where SmolLM2 counts, {counting: GSPO wide is ahead of GRPO} in reward,
-and in a game of four turns, {turns: GSPO wide against GRPO, one advantage per response}; with an
-advantage per turn, {turns: GSPO wide against GRPO, one advantage per turn}. All this at one rate.
-Each at its own best rate (tiny task, 10 batches, `learning`) both are undecided: wide {learning:
-wide against GRPO}, the paper's range {learning: against GRPO} (GRPO broke in
-
 (tiny task, 10 batches, `learning`, {seeds learning: GSPO wide against GRPO, 16 mini-batches}
 seeds): GRPO ends at {other learning: GSPO wide against GRPO, 16 mini-batches}, the paper's range at
 {level learning: GSPO against GRPO, 16 mini-batches} and wide at {level learning: GSPO wide against
 GRPO, 16 mini-batches}; wide − GRPO is {learning: GSPO wide against GRPO, 16 mini-batches}.
-
-batches of 128 responses, `offpolicy`, {seeds offpolicy: wide against GRPO} seeds). These runs
-unlearn: pass@1 is {mean offpolicy: before: large steps} before, and at the end GRPO's is {other
-offpolicy: wide against GRPO, pass@1 at the end}, that of the paper's range {level offpolicy: the
-paper's range against GRPO, pass@1 at the end} and of wide {level offpolicy: wide against GRPO,
-pass@1 at the end}. With as many samples at usual steps it is {other offpolicy: GSPO wide against
-GRPO, usual steps, pass@1 at the end}, {level offpolicy: GSPO against GRPO, usual steps, pass@1 at
-the end} and {level offpolicy: GSPO wide against GRPO, usual steps, pass@1 at the end}. In the pass
-rate of batches 9 to 16 wide leads by {offpolicy: wide against GRPO}, the paper's range by
-{offpolicy: the paper's range against GRPO}. In pass@1 at the end wide leads by {offpolicy: wide
-against GRPO, pass@1 at the end}, but its median is {median offpolicy: wide against GRPO, pass@1 at
-the end}, and it is ahead at {above offpolicy: wide against GRPO, pass@1 at the end} seeds; the
-paper's range leads by {offpolicy: the paper's range against GRPO, pass@1 at the end}. Collapsed (a
-pass rate below half of the best so far, four batches running): GRPO {above offpolicy: collapsed:
-GRPO}, the paper's range {above offpolicy: collapsed: GSPO}, wide {above offpolicy: collapsed: GSPO
-wide}, the narrow GRPO of the next item {above offpolicy: collapsed: GRPO narrow}.
-
-9 to 16, wide is {offpolicy: the weight: wide against dropped by s} above the same drop rule with
-GRPO's weights (ahead at {above offpolicy: the weight: wide against dropped by s} seeds) and
-{offpolicy: the same share: wide against narrow GRPO} above a GRPO so narrow that it clips {percent
-offpolicy: clipped of Â ≠ 0, GRPO narrow} of the tokens with Â ≠ 0, wide {percent offpolicy: clipped
-of Â ≠ 0, GSPO wide} (ahead at {above offpolicy: the same share: wide against narrow GRPO}); by Holm
-over the nine differences of `offpolicy` both have p {holm offpolicy: the same share: wide against
-narrow GRPO}: undecided. The narrow GRPO itself is {offpolicy: the same share: narrow GRPO against
-GRPO} above GRPO.
 
 clip**, there, GSPO changes by {offpolicy: without its clip: GSPO} and GRPO by {offpolicy: without
 its clip: GRPO}; {above offpolicy: collapsed: GSPO no clip} runs of GSPO collapse and {above
@@ -195,37 +157,95 @@ offpolicy: collapsed: GRPO no clip} of GRPO. GSPO without a clip is {offpolicy: 
 against GRPO} from GRPO without
 
 four epochs change GRPO by {epochs: GRPO: μ = 4 minus μ = 1}, the paper's range by {epochs: GSPO: μ
-= 4 minus μ = 1}, wide by {epochs: GSPO wide: μ = 4 minus μ = 1}. At their
-
-with samples 2 batches old {lags: GSPO wide against GRPO at staleness 2}, 8 batches old {lags: GSPO
-wide against GRPO at staleness 8} (`lags`); with an int4 sampler whose log-probs are trusted {dose:
-wide against GRPO, int4 trusted}, int3 {dose: wide against GRPO, int3 trusted} (`dose`). Which part
-
-tokens clips the shortest third {short: at least 1.5 times as often} times as often
-
-batches at usual steps (`neighbours`, {seeds neighbours: GSPO: own} seeds): of the responses with Â
-≠ 0 outside the paper's range {percent neighbours: GSPO: own} had moved in their own advantage's
-direction before they were used, {percent neighbours: GSPO: own_permuted} if advantages were
-permuted, a difference of {neighbours: GSPO: own direction minus permuted}; {percent neighbours:
-GSPO: own_right} of the right ones and {percent neighbours: GSPO: own_wrong} of the wrong, with wide
-{percent neighbours: GSPO wide: own}. Our reading:
+= 4 minus μ = 1}, wide by {epochs: GSPO wide: μ = 4 minus μ = 1}.
 
 batches of 128 responses, `collapse`): {mean collapse: GRPO collapses, MoE} of GRPO's runs collapse
 and {mean collapse: GSPO collapses, MoE} of GSPO's; GSPO ends above GRPO, {collapse: GSPO prevents
 it}; without a rule beforehand GSPO wide does so by {collapse: GSPO wide against GRPO}. Its two
 
-one per response: GSPO wide {turns: GSPO wide: more games won at the end}, GRPO {turns: GRPO: more
-games won at the end}, the paper's range {turns: GSPO: more games won at the end}. The range is
-worth as much: GSPO wide is {turns: GSPO wide against GSPO, one advantage per response} above the
-paper's
+batches of 128 responses, `offpolicy`, {seeds offpolicy: wide against GRPO} seeds). These runs
+unlearn: pass@1 is {mean offpolicy: before: large steps} before, and at the end GRPO's is {other
+offpolicy: wide against GRPO, pass@1 at the end}, that of the paper's range {level offpolicy: the
+paper's range against GRPO, pass@1 at the end} and of wide {level offpolicy: wide against GRPO,
+pass@1 at the end}. With as many samples at usual steps it is {other offpolicy: GSPO wide against
+GRPO, usual steps, pass@1 at the end}, {level offpolicy: GSPO against GRPO, usual steps, pass@1 at
+the end} and {level offpolicy: GSPO wide against GRPO, usual steps, pass@1 at the end}. In pass@1 at
+the end wide leads by {offpolicy: wide against GRPO, pass@1 at the end}, but its median is {median
+offpolicy: wide against GRPO, pass@1 at the end}, and it is ahead at {above offpolicy: wide against
+GRPO, pass@1 at the end} seeds; the paper's range leads by {offpolicy: the paper's range against
+GRPO, pass@1 at the end}. Collapsed (a pass rate below half of the best so far, four batches
+running): GRPO {above offpolicy: collapsed: GRPO}, the paper's range {above offpolicy: collapsed:
+GSPO}, wide {above offpolicy: collapsed: GSPO wide}, the narrow GRPO of the next item {above
+offpolicy: collapsed: GRPO narrow}.
 
-runs break (16 batches, `depth`, {seeds depth: GSPO against GRPO, 2.8e-4} seeds), every variant ends
-below its pass@1 before training ({mean depth: before}; GRPO {mean depth: GRPO}) and {mean depth:
-flips} of the experts flip: GSPO is {depth: GSPO against GRPO, 2.8e-4} from GRPO, replay {depth:
-GRPO replay against GRPO, 2.8e-4} (4 mini-batches; a
+standard deviation of {median offpolicy: std of log s, GSPO, usual steps} (the paper's range) to
+{median offpolicy: std of log s, GSPO wide, usual steps} (wide) at usual steps and {median
+offpolicy: std of log s, GSPO, large steps} to {median offpolicy: std of log s, GSPO wide, large
+steps} at the large steps
 
-than the paper's range does: {lags: GRPO loses more than GSPO}. The other holds: GRPO loses more
-than wide, by {lags: GRPO loses more than GSPO wide}.
+(16 batches, `depth`, {seeds depth: GSPO against GRPO, 2.8e-4} seeds): every variant ends below its
+pass@1 before training ({mean depth: before}; GRPO {mean depth: GRPO}), {mean depth: flips} of the
+experts flip, GSPO is {depth: GSPO against GRPO, 2.8e-4} from GRPO, replay {depth: GRPO replay
+against GRPO, 2.8e-4}. At best
+
+more games than one per response: GSPO wide {turns: GSPO wide: more games won at the end}, GRPO
+{turns: GRPO: more games won at the end}, the paper's range {turns: GSPO: more games won at the
+end}. With one per response wide is {turns: GSPO wide against GSPO, one advantage per response}
+above
+
+`learning`) both are undecided: wide {learning: wide against GRPO}, the paper's range {learning:
+against GRPO} (GRPO broke
+
+There wide is {offpolicy: the weight: wide against dropped by s} above the same drop rule with
+GRPO's weights and {offpolicy: the same share: wide against narrow GRPO} above a GRPO so narrow that
+it clips {percent offpolicy: clipped of Â ≠ 0, GRPO narrow} of the tokens with Â ≠ 0, wide {percent
+offpolicy: clipped of Â ≠ 0, GSPO wide}; by Holm over the nine differences of `offpolicy` both have
+p {holm offpolicy: the same share: wide against narrow GRPO}: undecided (ahead at {above offpolicy:
+the weight: wide against dropped by s} and {above offpolicy: the same share: wide against narrow
+GRPO} seeds). The narrow GRPO is {offpolicy: the same share: narrow GRPO against GRPO} above GRPO
+
+clips the shortest third {short: at least 1.5 times as often} times as often
+
+(`neighbours`, {seeds neighbours: GSPO: own} seeds): of the responses with Â ≠ 0 outside the paper's
+range {percent neighbours: GSPO: own} had moved in their own advantage's direction before they were
+used, {percent neighbours: GSPO: own_permuted} if advantages were permuted, a difference of
+{neighbours: GSPO: own direction minus permuted}; {percent neighbours: GSPO: own_right} of the right
+ones and {percent neighbours: GSPO: own_wrong} of the wrong, with wide {percent neighbours: GSPO
+wide: own}: an early stop
+
+`lags`, {seeds lags: lost by GRPO at staleness 8} seeds) GRPO loses {lags: lost by GRPO at staleness
+8} against fresh ones, the paper's range {lags: lost by GSPO at staleness 8}, wide {lags: lost by
+GSPO wide at staleness 8}, DPPO {lags: lost by DPPO at staleness 8} and MiniRL {lags: lost by MiniRL
+at staleness 8}. Over both ages GRPO loses more than wide, by {lags: GRPO loses more than GSPO
+wide}; whether more than the paper's range is undecided, {lags: GRPO loses more than GSPO}.
+
+At rate .05 w with the paper's drops is level with the paper's range at all five lengths, as
+predicted: {toy w against s 24 at .05} at 24 digits. As many drops at random are ahead of it there,
+{toy random against s 24 at .05}, and behind at 240, {toy random against s 240 at .05}.
+
+at 24 digits: w with the paper's drops is {toy w against s 24 own} from the paper's range, where
+level was predicted; at 240 it is level.
+
+The paper's range minus GRPO is {toy paper 24 at .05} at 24 digits and {toy paper 240 at .05} at 240
+at rate .05, but {toy paper 24 own} and {toy paper 240 own} with each at its best rate; wide then
+leads by {toy wide 24 own} at 24. GRPO's best rate at 240 is {toy rate GRPO 240}, that of the
+paper's range {toy rate paper 240}, the largest tried: GRPO breaks first. With an ε of .05 GRPO
+gains {toy g GRPO .05 24} at 24 digits.
+
+With 64 prompts the paper's range does not lead at 240 digits and rate .05: {toy 64 paper 240 at
+.05}.
+
+of {toy best share 240 .05} to {toy best share 80 .2} at every length and at rates .05 and .2.
+Predicted was an ε of 1 to 2 standard deviations of log s; it was {toy epsilon 24 .05} to {toy
+epsilon 240 .2}.
+
+in units of its length. After a usual step, at 240 digits, it is {toy bias s 240 usual} with s, {toy
+bias no ratio 240 usual} without a ratio and {toy bias w 240 usual} with w (noise {toy floor 240
+usual}). That w has less failed after a large step: at 24 digits {toy bias w 24 large}, s {toy bias
+s 24 large}, and one response's estimate has a standard deviation of {toy std w 24 large}, with s
+{toy std s 24 large}.
+
+steps (`rule`, {seeds rule: GSPO against GRPO} seeds)
 """,
 "docs/speed.md": """
 It is {gpu-share} times what

@@ -102,6 +102,8 @@ BIASED = {
 OTHERS = [("w, paper's drops", "paper"), ("w, random drops", "paper"),
           ("s, no clip", "w, no clip"), ("w, wide's drops", "wide"), ("wide", "GRPO .05"),
           ("×10", "GRPO .05")]
+QUOTED = {"w against s": OTHERS[0], "random against s": OTHERS[1], "s against w": OTHERS[2],
+          "wide against GRPO .05": OTHERS[4]}
 
 
 class Cell(NamedTuple):
@@ -401,6 +403,69 @@ def draw_rates(found):
         style.label(axes, f"{cell.length} digits", "learning rate", "exact pass rate, 16 batches")
     both[0].legend(loc="lower center")
     style.save(figure, ROOT / "docs/figures/toy_rates.png", ROOT / "docs/figures/toy_rates.svg")
+
+
+# ------------------------------------------------------------------------- what the pages quote
+
+def texts(found):
+    """{name: text} for fill.py. AT is "own" (each arm at its best rate) or "at .05":
+
+        toy [64] ARM L AT              difference from GRPO (64: prompts per batch)
+        toy [64] level ARM L AT        mean pass rate
+        toy [64] share ARM L AT        clip_signal
+        toy [64] rate ARM L            its best rate
+        toy [64] late ARM L AT         pass rate of the last 8 batches; late difference: from GRPO
+        toy [64] w against s L AT      w with the paper's drops minus the paper's range
+        toy [64] random against s L AT     w with random drops minus the paper's range
+        toy g ARM L                    question g, own rates; toy g wide against GRPO .05 L
+        toy epsilon L RATE             best ε / std(log s); best share: clip_signal with that range
+        toy bias ESTIMATE L STEP       as a share of |∇J|; floor L STEP: of s; std ESTIMATE L STEP
+    """
+    names = {}
+    for cell in [cell for cell in CELLS if cell.question in "ag" and cell.mini_batches == 4]:
+        L, toy_ = cell.length, "toy g " if cell.question == "g" else "toy " + "64 " * (
+            cell.prompts == 64)
+        for arm, fixed in itertools.product(cell.arms, (False, True)):
+            own = best_rate(found, arm, cell)
+            one, grpo = (found[key(name, cell, rate, 2001)] for name, rate in (
+                (arm, cell.fixed if fixed else own),
+                ("GRPO", cell.fixed if fixed else best_rate(found, "GRPO", cell))))
+            at = f"{L} at .05" if fixed else f"{L}" if cell.question == "g" else f"{L} own"
+            names |= {
+                f"{toy_}{arm} {at}": difference(found, cell, arm, "GRPO", fixed),
+                f"{toy_}level {arm} {at}": f"{one['mean']:.3f}",
+                f"{toy_}share {arm} {at}": f"{one['clip_signal']:.2f}",
+                f"{toy_}rate {arm} {L}": f"{own:g}",
+                f"{toy_}late {arm} {at}": f"{one['late']:.3f}",
+                f"{toy_}late difference {arm} {at}": signed(one["late"] - grpo["late"])}
+            names |= {f"{toy_}{name} {at}": difference(found, cell, arm, other, fixed)
+                      for name, (first, other) in QUOTED.items()
+                      if first == arm and other in cell.arms}
+    for cell in [cell for cell in CELLS if cell.question == "b"]:
+        at, best = f"{cell.length} {cell.fixed:g}".replace(" 0", " "), best_range(found, cell)
+        record = found[key(best, cell, cell.fixed, 2001)]
+        names |= {f"toy epsilon {at}": f"{RANGES[best].clip[0] / record['std_log_s']:.1f}",
+                  f"toy best share {at}": f"{record['clip_signal']:.2f}"}
+    for length, rate in BIAS:
+        at = f"{length} {'usual' if rate == 0.05 else 'large'}"
+        of = found[f"bias {length} {rate}"]
+        names[f"toy floor {at}"] = f"{of['s'][1]:.2f}"
+        names |= {f"toy bias {rule} {at}": f"{bias:.2f}" for rule, (bias, _, _) in of.items()}
+        names |= {f"toy std {rule} {at}": f"{std:.0f}" for rule, (_, _, std) in of.items()}
+    return names
+
+
+def best_range(found, cell):
+    return max(cell.arms, key=lambda arm: found[key(arm, cell, cell.fixed, 2001)]["mean"])
+
+
+def signed(x):
+    return f"{x:+.3f}".replace("-", "−")
+
+
+def difference(found, cell, arm, other, fixed):
+    mean, low, high, _ = compare(found, cell, arm, other, fixed)
+    return f"{signed(mean)} [{signed(low)}, {signed(high)}]"
 
 
 def main():

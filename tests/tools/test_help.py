@@ -23,8 +23,6 @@ SCRIPTS = [f"{folder}{file.name}" for folder in FOLDERS
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_help_of_a_script_prints_help_and_does_nothing(script, tmp_path, monkeypatch, capsys):
-    if script == "experiments/view_gif.py":
-        pytest.importorskip("selenium")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", [str(ROOT / script), "--help"])
     monkeypatch.setattr(sys, "path", [str(ROOT / script).rpartition("/")[0], *sys.path])
