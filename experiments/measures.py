@@ -241,7 +241,7 @@ def neighbours(seed, flags="", quick=False):
                 if not S_RANGE[0] <= log_s <= S_RANGE[1]:
                     up = log_s > 0
                     own.append(up == (one["advantage"] > 0))
-                    distinct[number, *one["old_logp"]] = own[-1]
+                    distinct[(number, *one["old_logp"])] = own[-1]
                     for of, share in ((permuted, share_positive(mini)),
                                       (alike, right[one["tenth"]])):
                         of.append(share if up else 1 - share)

@@ -182,7 +182,8 @@ def train(arm, cell, rate, seeds):
     last mini-batch's step."""
     arm, L, S = ARMS.get(arm) or RANGES[arm], cell.length, len(seeds)
     logits = toy.start(seeds, L, cell.pass_rate).requires_grad_()                # [S, 10, 10, 10]
-    stepper = toy.OPTIMIZERS[cell.optimizer]([logits], rate)
+    optimizers = toy.OPTIMIZERS | {"sign": torch.optim.SGD}       # sign: of the gradient's signs
+    stepper = optimizers[cell.optimizer]([logits], rate)
     policies, spreads, dropped, signal = [], [], 0, 0
     for batch in range(16):
         policies.append(logits.detach().clone())
