@@ -195,7 +195,7 @@ def sum_later_rewards(turn_rewards, turns):
 def without_rounding(sums, sizes):
     """Sums in float64, with 0 for each that is only rounding: 0.1 + 0.2 - 0.3. sizes: the sums of
     the magnitudes of what was added."""
-    return sums.masked_fill(sums.abs() <= 1e-12 * sizes, 0.0)
+    return sums.masked_fill(sums.abs() < 1e-12 * sizes, 0.0)
 
 
 def token_rewards(rewards, mask, kl=None, beta=0.0, turn_rewards=None, parts=None,

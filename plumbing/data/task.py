@@ -90,7 +90,8 @@ class Task:
         response does not have this component; the reward of one without any is NaN, also beside a
         penalty. Raises Refusal for a reward beyond LARGEST_REWARD."""
         K = len(self.component_names)                        # after them, DAPO's penalty
-        values = components.nan_to_num(nan=0.0) * components.new_tensor(self.weights(components))
+        weights = components.new_tensor(self.weights(components))                   # [K+]
+        values = components.masked_fill(components.isnan(), 0.0) * weights          # [B, K+]
         ungraded = components[:, :K].isnan().all(1)                                 # [B]
         rewards = without_rounding(values[:, :K].sum(1), values[:, :K].abs().sum(1))    # [B]
         rewards = rewards + values[:, K:].sum(1)                                    # [B]

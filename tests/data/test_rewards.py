@@ -273,7 +273,8 @@ def test_every_reward_function_of_trl_works_unchanged(name, form, conversations,
             completions=[[{"role": "assistant", "content": text}] for text in rollout.texts],
             prompts=[[*system, {"role": "user", "content": p.prompt}] for p in problems],
             solution=[p.answer for p in problems])
-    given = torch.tensor([torch.nan if x is None else x for x in function(**columns)])
+    given = [torch.nan if x is None else x for x in function(**columns)]
+    given = torch.tensor(given, dtype=torch.float64)
     torch.testing.assert_close(parts[:, 0], given, rtol=0, atol=0, equal_nan=True)
     mean = given.nanmean().nan_to_num().item()
     assert record["reward_parts"]["reward"] == pytest.approx(mean)

@@ -44,8 +44,9 @@ def test_a_response_that_was_cut_off_has_no_gradient_and_its_reward_counts(run, 
 
 
 @pytest.mark.parametrize("flags", [
-    "", "--plain", "--algorithm ppo", "--algorithm reinforce_plus_plus", "--entropy_quantile 0.5",
-    "--beta 0.1", "--dynamic_sampling", "--routing_replay old", "--entropy_coef 0.1",
+    "", "--plain", "--algorithm ppo", "--algorithm reinforce_plus_plus",
+    "--algorithm grpo --entropy_quantile 0.5", "--beta 0.1", "--dynamic_sampling",
+    "--routing_replay old", "--entropy_coef 0.1",
     "--mismatch token_truncate --sampler_dtype int4", "--reduction constant",
     "--router_aux_loss_coef 0.1", PLAYED])
 def test_a_mini_batch_without_a_loss_token_is_a_step_of_zero(flags, run, cold_start):

@@ -34,7 +34,7 @@ def test_truncated_weights_go_down_to_0_and_rejected_answers_weigh_nothing(level
 
 def test_the_bounds_of_an_outlier_are_its_own():
     assert read_mask_bounds(parse(["--mismatch_mask", "outlier"])) == (1e-4, 100.0)
-    for words in (["--mismatch_mask", "token"], []):
+    for words in (["--mismatch_mask", "token", "--algorithm", "grpo"], []):
         assert read_mask_bounds(parse(words)) == (0.5, 5.0)
 
 

@@ -62,8 +62,9 @@ def of_rows(scores, rows):
 
 @pytest.mark.parametrize("flags", [
     "--algorithm gspo", "--beta 0.1", "--algorithm ppo", "--algorithm rspo",
-    "--entropy_quantile 0.5 --entropy_coef 0.01", "--routing_replay old --beta 0.1",
-    "--sampler_dtype int8 --mismatch token_truncate --mismatch_mask token"])
+    "--algorithm grpo --entropy_quantile 0.5 --entropy_coef 0.01",
+    "--routing_replay old --beta 0.1",
+    "--algorithm grpo --sampler_dtype int8 --mismatch token_truncate --mismatch_mask token"])
 def test_an_added_empty_group_changes_no_metric(flags, run, monkeypatch):
     compared, make = [], Recorder.make_record
 

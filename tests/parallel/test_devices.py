@@ -16,6 +16,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import moe
+import train
 from features.sampler_format import find_sampler_format
 from plumbing.parallel import devices, processes
 from session import learner
@@ -142,7 +143,8 @@ def test_float16_in_two_processes(more, run):
 # ------------------------------------------------------------------------------------------- MPS
 
 # float64, of CPU tensors
-ON_THE_CPU = {("plumbing/data/task.py", "total"), ("eval.py", "bootstrap"),
+ON_THE_CPU = {("plumbing/data/task.py", "reward_components"), ("train.py", "reward"),
+              ("eval.py", "evaluate"), ("eval.py", "bootstrap"),
               ("eval.py", "reward_scores")}
 KERNELS = ("MPS", "CompositeImplicitAutograd", "CompositeExplicitAutograd",
            "CompositeExplicitAutogradNonFunctional")
@@ -210,6 +212,7 @@ def test_nothing_that_mps_lacks_is_on_its_path(flags, run, machine, monkeypatch)
     """Checks of the device's type say mps, though tensors are the CPU's."""
     machine("mps bfloat16")
     monkeypatch.setattr(moe, "has_grouped_product", lambda device: False)
+    monkeypatch.setattr(train, "reward_dtype", lambda device: torch.float32)
     monkeypatch.setattr(processes, "start",
                         lambda args: [devices.find_device_type(args), torch.device("cpu")][1])
     with Mps():

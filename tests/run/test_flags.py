@@ -32,7 +32,7 @@ STARTS = {
     "GRPO": f"{ONE} --algorithm grpo --learning_rate 0.01",  # far off
     "FLAT": f"{ONE} --lr_scheduler_type constant_with_warmup",
     "NEW": f"{ONE} --cold_start_steps 1",                    # another tiny MoE, hardly taught
-    "MASK": f"{ONE} --mismatch_mask token"}
+    "MASK": f"{ONE} --algorithm grpo --mismatch_mask token"}
 
 
 @dataclass
@@ -91,7 +91,7 @@ advantage              | leave_one_out | grad_norm
 scale_rewards          | none | grad_norm
 dual_clip              | 1.001 | clip_high | GRPO
 off_policy_mask        | 0.001 | clip_low | GRPO
-entropy_quantile       | 0.8 | grad_norm
+entropy_quantile       | 0.8 | grad_norm | GRPO
 beta                   | 0.1 | kl
 kl_estimator           | k1 | grad_norms | ONE --beta 0.1
 entropy_coef           | 0.1 | loss
@@ -109,7 +109,7 @@ critic_warmup          | 1 | grad_norm | ONE --algorithm ppo --steps 2
 sampler_dtype          | int4 | mismatch
 mismatch               | token_truncate --mismatch_high 0.5 | grad_norm
 mismatch_high          | 0.5 | grad_norm | ONE --mismatch seq_truncate
-mismatch_mask          | token --mismatch_mask_bounds 2 5 | grad_norm
+mismatch_mask          | token --mismatch_mask_bounds 2 5 | grad_norm | GRPO
 mismatch_mask_bounds   | 2 5 | grad_norm | MASK
 routing_replay         | old or rollout | mismatch_kl | ONE --sampler_dtype int3
 router_aux_loss_coef   | 0.1 | loss

@@ -2,6 +2,7 @@
 python -m pytest tests/tools/test_trl.py"""
 
 import re
+from types import SimpleNamespace
 
 import pytest
 from transformers import AutoTokenizer
@@ -9,7 +10,6 @@ from transformers import AutoTokenizer
 from models import saved
 from plumbing.data.tasks import prepare_task
 from session.arguments import parse
-from test_losses_against_trl import trl_config
 from tiny_run import ROOT, SUMS, jsonl
 from tools import export
 
@@ -17,6 +17,13 @@ pytestmark = pytest.mark.trl
 WORK = ("--model_name_or_path model --dataset_name rows.jsonl --verifier exact --steps 1 "
         "--prompts_per_step 4 --num_generations 4 --steps_per_generation 2 --micro_batch_size 4 "
         "--device cpu --max_completion_length 6 --warmup_steps 0 ")
+
+
+def trl_config(text, **more):
+    """The GRPOConfig that an export prints, with more fields."""
+    from trl import GRPOConfig
+    make = SimpleNamespace(GRPOConfig=lambda **fields: GRPOConfig(**fields | more))
+    return eval(text, {"trl": make})
 
 
 @pytest.fixture
