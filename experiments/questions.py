@@ -631,8 +631,8 @@ def at_lengths(variant, lengths=tuple(LENGTHS_OF), rates=("4e-4",)):
 
 
 LENGTHS = Question(
-    claim="Over three lengths a clip range meant to drop a fifth of the signal learns more than the "
-          "paper's", asks="Which clip range at which length?",
+    claim="Over three lengths a clip range meant to drop a fifth of the signal learns more than "
+          "the paper's", asks="Which clip range at which length?",
     regime="1 M parameters, 4 layers, responses of about 21, 61 and 110 tokens, 16 rollout "
            "batches, constant rate 4e-4, 4 mini-batches",
     flags=f"--steps 16 {CONSTANT}",

@@ -7,108 +7,81 @@ sentence, change its paragraph.
 
 SENTENCES = {
 "README.md": """
-pass@1, the share of right responses, goes from {mean default: before} to **{default: after}** (3
-seeds).
+right responses, goes from {mean default: before} to {default: after} (3 seeds). Then:
 
-wide is level, {steps: GSPO wide at 0.0004 × 4}; the paper's range is below, {steps: GSPO at 0.0004
-× 4}. SmolLM2: wide {counting: GSPO wide is ahead of GRPO}; in a game {turns: GSPO wide
-against GRPO, one advantage per response}.
+**Usual steps, one rate** ({seeds rule: GSPO against GRPO} seeds): GRPO {mean rule: GRPO: mean};
+GSPO with the paper's range {mean rule: GSPO: mean}, behind by {rule: GSPO against GRPO}; GRPO's
+weights with GSPO's drops {mean rule: w, GSPO's drops: mean}. So it is *what is left out*, not the
+ratio. Wide ends level with GRPO in pass@1, {level steps: GSPO wide at 0.0004 × 4} against {other
+steps: GSPO wide at 0.0004 × 4}.
 
-in later batches wide {offpolicy: wide against GRPO}, the paper's range {offpolicy: the paper's
-range against GRPO} ({seeds offpolicy: replay against none} seeds
+ahead of the paper's, {lengths: mid against the paper's range, over three lengths}, and level with
 
-at an equal rate they change GRPO by {epochs: GRPO: μ = 4 minus μ = 1} ({seeds epochs: GRPO: μ = 4
-minus μ = 1} seeds
+paper's range is behind, {own_rate: GSPO against GRPO}; the two wider ones are level. In a policy
+of a thousand numbers the paper's range is ahead then, {toy paper 24 own}: a toy predicts
 
-samples 8 batches old {lags: GSPO wide against GRPO at staleness 8}, an int3 sampler {dose: wide
-against GRPO, int3 trusted}.
+rate:** wide is ahead, {mean controls: GSPO wide, 8 batches old: mean} against {mean controls:
+GRPO, 8 batches old: mean} (8 batches old) and {mean controls: GSPO wide, int3: mean} against
+{mean controls: GRPO, int3: mean} (int3).
 
-experts:** undecided, {depth: GSPO against GRPO, 2.8e-4}.
+on a CPU: pass@1 {mean smollm2: before} to {mean smollm2: after} in {mean smollm2: seconds} s
 
-CPU: pass@1 {mean smollm2: before} to {mean smollm2: after} in {mean smollm2: seconds} s
-
-yes: {mean clipped: GSPO's share} of the tokens here, 15% in the paper
-
-why-3e-4)). GRPO clips {mean clipped: GRPO's share}.
-
-default run is {versus_trl} times as fast as TRL's
+the default run is {versus_trl} times as fast
 """,
 "docs/lesson.md": """
-the paper's range ends below GRPO, by {steps: GSPO at 0.0004 × 4} in pass@1, and the wide range
-(0.03 / 0.04) is level, {steps: GSPO wide at 0.0004 × 4}. With
+paper's range it is {mean rule: GSPO: clip_signal} over twenty batches, with GRPO {mean rule:
+GRPO: clip_signal}. As a share
 
+at 24 digits is {toy level GRPO 24 at .05} with GRPO, {toy level paper 24 at .05} with the paper's
+range and {toy level w, paper's drops 24 at .05} with w and
 
-differs from GRPO's by {offpolicy: the paper's range against GRPO} with the paper's range and
-{offpolicy: wide against GRPO} with the wide one ({seeds offpolicy: wide against GRPO} seeds;
+*In the transformer* ({seeds rule: GSPO against GRPO} seeds, one rate; mean pass rate of twenty
+batches): GRPO {mean rule: GRPO: mean}, GSPO {mean rule: GSPO: mean}, w with its drops {mean rule:
+w, GSPO's drops: mean}, w with as many drops at random {mean rule: w, random drops: mean}. The
+weight is level: {rule: weight: GSPO against w with GSPO's drops}. All three that
 
-It is ahead of the first by {offpolicy: the same share: wide against narrow GRPO}, of the second
-by {offpolicy: the weight: wide against dropped by s}; but corrected for the number of comparisons
-(Holm) both have p {holm offpolicy: the same share: wide against narrow GRPO}.
-Without a clip it is behind, {offpolicy: without a clip: GSPO against GRPO}.
+bias of s is {toy bias s 240 usual} of |∇J|, that of no ratio {toy bias no ratio 240 usual} and of
+w {toy bias w 240 usual}. A single response has a standard deviation of {toy std s 240 usual}, so
+no usual batch shows the difference. **At usual steps s is as biased as no ratio at all; what GSPO
+has is a rule for what to leave out.** Where the policies are far apart the weight counts, too: in
+the transformer with an int3 sampler s is ahead of w with the same drops, by {mean controls:
+weight: wide against w with its drops, int3}.
 
-all mini-batches {percent neighbours: GSPO: own} of those outside have moved in their own direction,
-{percent neighbours: GSPO: own_right} of the right ones and {percent neighbours: GSPO: own_wrong} of
-the wrong. Shuffled it is {percent neighbours: GSPO: own_permuted}, a difference of {neighbours:
-GSPO: own direction minus permuted} (`neighbours`
+More: {percent likelihood: own} of the responses, {percent likelihood: own_distinct} of the
+distinct texts. If advantages are permuted within a mini-batch it is {percent likelihood:
+permuted}; permuted among responses of like likelihood, {percent likelihood: permuted_likelihood}
+(8 seeds, ten
 
-an advantage per turn: {turns: GSPO wide: more games won at the end} with the wide range,
-{turns: GSPO: more games won at the end} with the paper's
+The share falls to {toy share paper 240 at .05}, and GSPO is ahead of GRPO. At 24 digits a range
+ten times as wide does the same: it drops {toy share ×10 24 at .05} and is ahead.
 
-(*zero variance*): {lesson zero early} of them in the first ten batches, {lesson zero late} in the
-last ten.
+| 24 | {toy epsilon 24 .05} | {toy best share 24 .05} |
 
-from **batch B**, {lesson responses} responses
+| 240 | {toy epsilon 240 .05} | {toy best share 240 .05} |
 
-log w has a standard deviation of {lesson A std w}, log s one of {lesson clip std}. Most
+| 800 | {toy epsilon 800 .05} | {toy best share 800 .05} |
 
-w: its median distance from 1 is {lesson median w}, that of s {lesson median s}. Log
+ahead of the paper's, {lengths: mid against the paper's range, over three lengths}, and level with
+GRPO. Length did not rescue the paper's range there: at 110 tokens it still dropped {mean lengths:
+GSPO, 110 tokens: clip_signal}.
 
-Kept does not mean inside: {lesson kept outside} of the responses that
+over the batches is {toy level paper 24 own} at rate {toy rate paper 24}, GRPO's {toy level GRPO
+24 own} at {toy rate GRPO 24}. Wide has {toy level wide 24 own}. In the last
 
-In batch B the standard deviation is {lesson std w} for log w, {lesson std product} for the
-logarithm of the product, {lesson std s} for log s: {lesson quotient} times smaller than log w; √L =
-{lesson root L}.
+paper's range is behind, {own_rate: GSPO against GRPO}. The range of
 
-In run A v is {lesson v} before mini-batch 4, −v/2 = {lesson half v}, and the mean of log w is
-{lesson mean w}; heavy
+more. Held-out pass@1 is {mean offpolicy: before: large steps} before. At the end it is {other
+offpolicy: wide against GRPO, pass@1 at the end} with GRPO, {level offpolicy: wide against GRPO,
+pass@1 at the end} with wide and {level offpolicy: the paper's range against GRPO, pass@1 at the
+end} with the paper's range. The same samples in usual steps give {other offpolicy: GSPO against
+GRPO, usual steps, pass@1 at the end} with GRPO. </details>
 
-run A v was {lesson v low} to {lesson v high}: measure
+games at the end: {turns: GSPO wide: more games won at the end} with wide, {turns: GSPO: more
+games won at the end} with the paper's
 
-{lesson outside} are outside, and {lesson own} of these are on their own side ({lesson chance} with
-the advantages shuffled among the responses): {lesson above right} of those above are right
-responses, {lesson below wrong} of those below are wrong ones. So {lesson
-outside} · {lesson own} = {lesson clipped} of the {lesson dots} responses
+with a flip moved {lesson flips move} times as far
 
-half of those outside? In run A it is {lesson later outside}.
-
-20% / ¾ = {lesson paper low}, and 40% / ½ = {lesson paper high}.
-
-| clipped | 20 to 40% | {lesson later clipped} |
-
-| outside | {lesson paper low} to {lesson paper high} | {lesson later outside} |
-
-standard deviations of a normal log s | {lesson paper sigma high} to {lesson paper sigma low} |
-{lesson normal} |
-
-1/{lesson sigma} of a standard deviation (median; 1/{lesson sigma high} to 1/{lesson sigma low}),
-
-Now {lesson clips wide} of Â ≠ 0 are `clipped`, not {lesson clips as it is}, and `reward` is
-{lesson reward wide} against {lesson reward as it is} in
-
-share that GSPO clips is {lesson clips iterations} instead of {lesson clips as it is} in batches
-
-5 to 10 had a mean of {lesson reward clip} instead of {lesson reward as it is}.
-
-every token gets {lesson game whole}, the wrong turn too. With an advantage per turn the wrong turn
-gets {lesson game last turn}.
-
-else less: in run A {lesson flipped share} of the tokens have one. They move {lesson flips move}
-times as far as the others (mean |log w| {lesson moved where flipped} against {lesson moved
-elsewhere}), mostly through a few tokens of one layer. The medians are {lesson median flipped} and
-{lesson median still}: the
-
-counts *experts*, {lesson flips mean} over run A's 50 batches, {lesson flips low} to {lesson flips
-high} in its
+GSPO − GRPO is {depth: GSPO against GRPO, 2.8e-4}. Others saw collapses
 """,
 "docs/data.md": """
 where its log-probs stay within {vllm_apart} nats of the policy's,

@@ -124,7 +124,7 @@ def run(line, model):
 @pytest.mark.slow
 @pytest.mark.parametrize("document", dict.fromkeys(document for document, _ in RUN))
 def test_the_commands_of_a_document_run(document, model, batches):
-    made = ["repeat.py", "repeat.jsonl"] * (document == "docs/lesson.md")
+    made = ["repeat.py", "repeat.jsonl"] * (document == "docs/exercises/README.md")
     for name in ("mine.py", "mine.jsonl", "easy.jsonl", "hard.jsonl", *made):      # not shown
         if name.endswith(".py"):
             write(name, "def reward(response, answer):\n"

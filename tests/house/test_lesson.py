@@ -17,7 +17,7 @@ from statistics import mean, stdev
 import pytest
 import torch
 
-from documents import ROOT, blocks
+from documents import DOCUMENTS, ROOT, blocks
 from tiny_run import flags, metrics, python, read_json, write
 
 
@@ -56,20 +56,12 @@ def solved(folder, number):
     return code
 
 
-def test_exercise_2_an_objective(tmp_path):
-    """Responses of 4 and 16 tokens: 0.04/√|y| is 0.02 and 0.01 for s - 1."""
-    losses = runpy.run_path(str(solved(tmp_path, 2) / "losses.py"))
-    mask = torch.arange(16) < torch.tensor([[4], [16]])
-    old = torch.full((2, 16), -1.0, dtype=torch.float64)
-    for s, kept in ((1.0, [1, 1]), (1.009, [1, 1]), (1.015, [1, 0]), (1.025, [0, 0]),
-                    (0.975, [1, 1])):
-        logp = (old + math.log(s)).requires_grad_()
-        loss, stats = losses["policy_loss"]("gspo_root", logp, old, torch.ones(2).double(), mask)
-        pushed = -2 * mask.sum(-1) * torch.autograd.grad(loss, logp)[0][:, 0]      # N · |y|
-        assert pushed.tolist() == pytest.approx([s * each for each in kept])
-        assert stats["clip_low"] == 0
-        assert stats["clip_high"].item() == pytest.approx(
-            (mask.sum(-1) * (1 - torch.tensor(kept))).sum().item() / 20)
+@pytest.mark.parametrize("number, passed", [(1, 1), (2, 5)])
+def test_the_solution_passes_the_check_of_its_exercise(number, passed, tmp_path):
+    code = solved(tmp_path, number)
+    shutil.copytree(ROOT / "docs/exercises", code / "docs/exercises")
+    said = python("-m", "pytest", "-p", "no:cacheprovider", "docs/exercises", cwd=code).stdout
+    assert f"{passed} passed, {6 - passed} skipped" in said
 
 
 def test_exercise_3_a_task(tmp_path, monkeypatch):
@@ -85,18 +77,28 @@ def test_exercise_3_a_task(tmp_path, monkeypatch):
     assert len(rows) == 1000 and all(row["prompt"] == row["answer"] + "=" for row in rows)
 
 
-def test_exercise_1_lengths(tmp_path):
-    """Three responses of each length whose s is 1.02, and their number that 0.04/√|y| clips."""
-    code = solved(tmp_path, 1)
-    one = lambda n, A: {"logp": [-1 + math.log(1.02)] * n, "old_logp": [-1.0] * n, "advantage": A}
-    mini = [one(n, A) for n in (3, 9, 27) for A in (1.0, -1.0, 1.0)]
-    (code / "run").mkdir()
-    write(code / "run/minibatches.jsonl", json.dumps(
-        {"step": 1, "minibatches": [[one(5, 1.0)], mini, [one(7, 0.0)]]}) + "\n")
-    lines = python("lengths.py", "run", cwd=code).stdout.splitlines()
-    pattern = r"\|y\| +([\d.]+) .*paper ([\d.]+)   0.01 ([\d.]+)   0.04/√\|y\| ([\d.]+)"
-    found = [[float(x) for x in re.match(pattern, line).groups()] for line in lines]
-    assert found == [[3, .667, .667, 0], [9, .667, .667, .667], [27, .667, .667, .667]]
+# ------------------------------------------------------------------------------------- the page
+
+SECTIONS = re.split(r"\n(?=## )", DOCUMENTS["docs/lesson.md"])
+NUMBER = re.compile(r"(?<![\w.])[+−]?(?:\d+(?:[.,]\d+)*|\.\d+)%?")
+
+
+def test_the_lesson_is_short():
+    assert len(DOCUMENTS["docs/lesson.md"].split()) <= 3000
+
+
+@pytest.mark.parametrize("section", SECTIONS, ids=lambda section: section.split("\n")[0])
+def test_a_section_has_twenty_numbers_at_most(section):
+    """Outside code, links, headings, ε, and the numbers of papers."""
+    text = re.sub(r"(?s)```.*?```|^    .*?$|`[^`]*`|\]\([^)]*\)|^#.*?$", " ", section, flags=re.M)
+    text = re.sub(r"ε(?:_high)? = [\d.e-]+|arXiv\s+\d{4}\.\d+|eq\. \d+", " ", text)
+    assert len(NUMBER.findall(text)) <= 20, NUMBER.findall(text)
+
+
+def test_the_ten_lines_are_those_of_gspo():
+    lesson, = re.findall(r"(?s)```python\n(.*?)```", DOCUMENTS["docs/lesson.md"])
+    code = (ROOT / "gspo.py").read_text(encoding="utf-8").splitlines()
+    assert all(line in code for line in lesson.splitlines())
 
 
 # ------------------------------------------------------------------------------------- five lines
