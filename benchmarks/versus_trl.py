@@ -196,7 +196,8 @@ def prepare(case):
     flags = ["--device", "cpu", *case.flags.split()]
     folder = SMOLLM2 if case.model == "smollm2" else tempfile.mkdtemp()
     if case.model == "smollm2":
-        flags += ["--model_name_or_path", folder, "--no_chat_template", "--learning_rate", "1e-5"]
+        flags += ["--model_name_or_path", folder, "--chat_template", "false",
+                  "--learning_rate", "1e-5"]
     if case.tokens:
         settings = parse([*flags, "--max_completion_length", str(case.tokens)])
         task = forced_task(case.prompt, settings.prompts_per_step, case.tokens)

@@ -52,8 +52,8 @@ distinct texts. If advantages are permuted within a mini-batch it is {percent li
 permuted}; permuted among responses of like likelihood, {percent likelihood: permuted_likelihood}
 (8 seeds, ten
 
-The share falls to {toy share paper 240 at .05}, and GSPO is ahead of GRPO. At 24 digits a range
-ten times as wide does the same: it drops {toy share ×10 24 at .05} and is ahead.
+The share falls to {toy share paper 240 at .05}, and GSPO is ahead of GRPO. At the short length a
+range ten times as wide does the same: it drops {toy share ×10 24 at .05} and is ahead.
 
 | 24 | {toy epsilon 24 .05} | {toy best share 24 .05} |
 
@@ -62,8 +62,8 @@ ten times as wide does the same: it drops {toy share ×10 24 at .05} and is ahea
 | 800 | {toy epsilon 800 .05} | {toy best share 800 .05} |
 
 ahead of the paper's, {lengths: mid against the paper's range, over three lengths}, and level with
-GRPO. Length did not rescue the paper's range there: at 110 tokens it still dropped {mean lengths:
-GSPO, 110 tokens: clip_signal}.
+GRPO. Length did not rescue the paper's range there: at the longest it still dropped {mean
+lengths: GSPO, 110 tokens: clip_signal}.
 
 over the batches is {toy level paper 24 own} at rate {toy rate paper 24}, GRPO's {toy level GRPO
 24 own} at {toy rate GRPO 24}. Wide has {toy level wide 24 own}. In the last

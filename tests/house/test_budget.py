@@ -9,12 +9,12 @@ from collections import Counter
 
 import pytest
 
-from documents import DOCUMENTS, ROOT, texts
+from documents import DOCUMENTS, README, ROOT, texts
 from session.arguments import Settings
 
 CEILINGS = {                             # code tokens, unless the name says what
-    "program": 58_200, "core": 45_800, "tests": 143_400, "evidence": 42_000, "flags": 92,
-    "files in session/": 6, "files in features/": 17, "words of pages": 17_000}
+    "program": 61_500, "core": 48_700, "tests": 108_500, "evidence": 39_600, "flags": 93,
+    "files in session/": 6, "files in features/": 17, "words of pages": 17_900}
 
 
 def count(code):
@@ -38,4 +38,5 @@ def test_nothing_is_above_its_ceiling():
              len(vars(Settings())), files["session"], files["features"] - 1, words)
     for (name, ceiling), n in zip(CEILINGS.items(), today):
         print(f"\n{name:20}{n:8,} of {ceiling:8,}", end="")
+    assert f"{program:,} code tokens" in README
     assert all(n <= ceiling for n, ceiling in zip(today, CEILINGS.values()))
