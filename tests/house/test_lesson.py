@@ -5,8 +5,6 @@ What fails here is corrected by hand, in the page or in the patch in docs/exerci
 `git apply --reject` shows where a patch no longer fits.
 """
 
-import json
-import math
 import re
 import runpy
 import shutil
@@ -18,7 +16,7 @@ import pytest
 import torch
 
 from documents import DOCUMENTS, ROOT, blocks
-from tiny_run import flags, metrics, python, read_json, write
+from tiny_run import flags, metrics, python, read_json
 
 
 def test_the_recorded_figures_are_what_experiments_lesson_makes_of_its_record():
