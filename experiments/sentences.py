@@ -11,9 +11,9 @@ right responses, goes from {mean default: before} to {default: after} (3 seeds).
 
 **Usual steps, one rate** ({seeds rule: GSPO against GRPO} seeds): GRPO {mean rule: GRPO: mean};
 GSPO with the paper's range {mean rule: GSPO: mean}, behind by {rule: GSPO against GRPO}; GRPO's
-weights with GSPO's drops {mean rule: w, GSPO's drops: mean}. So it is *what is left out*, not the
-ratio. Wide ends level with GRPO in pass@1, {level steps: GSPO wide at 0.0004 × 4} against {other
-steps: GSPO wide at 0.0004 × 4}.
+weights with GSPO's drops {mean rule: w, GSPO's drops: mean}, level with GSPO. It is leaving out
+so much that costs, not the ratio. Elsewhere wide is ahead: SmolLM2 {mean counting: GSPO wide is
+ahead of GRPO}, a game {mean turns: GSPO wide against GRPO, one advantage per response}.
 
 ahead of the paper's, {lengths: mid against the paper's range, over three lengths}, and level with
 
@@ -29,8 +29,8 @@ on a CPU: pass@1 {mean smollm2: before} to {mean smollm2: after} in {mean smollm
 the default run is {versus_trl} times as fast
 """,
 "docs/lesson.md": """
-paper's range it is {mean rule: GSPO: clip_signal} over twenty batches, with GRPO {mean rule:
-GRPO: clip_signal}. As a share
+twenty batches it is {mean rule: GSPO: clip_signal} with the paper's range and {mean rule: GRPO:
+clip_signal} with GRPO. `clip_low`
 
 at 24 digits is {toy level GRPO 24 at .05} with GRPO, {toy level paper 24 at .05} with the paper's
 range and {toy level w, paper's drops 24 at .05} with w and
@@ -40,17 +40,18 @@ batches): GRPO {mean rule: GRPO: mean}, GSPO {mean rule: GSPO: mean}, w with its
 w, GSPO's drops: mean}, w with as many drops at random {mean rule: w, random drops: mean}. The
 weight is level: {rule: weight: GSPO against w with GSPO's drops}. All three that
 
-bias of s is {toy bias s 240 usual} of |∇J|, that of no ratio {toy bias no ratio 240 usual} and of
-w {toy bias w 240 usual}. A single response has a standard deviation of {toy std s 240 usual}, so
-no usual batch shows the difference. **At usual steps s is as biased as no ratio at all; what GSPO
-has is a rule for what to leave out.** Where the policies are far apart the weight counts, too: in
-the transformer with an int3 sampler s is ahead of w with the same drops, by {mean controls:
-weight: wide against w with its drops, int3}.
+bias of s is {toy bias s 240 usual} of |∇J|, that of no ratio {toy bias no ratio 240 usual}, of w
+{toy bias w 240 usual}. Clips add more: w with GRPO's has {toy bias w, clip .2 240 usual}, s with
+the paper's {toy bias s, paper 240 usual}. **After a usual step s is as biased as no ratio at all;
+what GSPO has is a rule for what to leave out.** Where the policies are far apart the weight
+counts, too: in the transformer with an int3 sampler (coarsely rounded weights) s is ahead of w
+with the same drops, by {mean controls: weight: wide against w with its drops, int3}; so it is
 
-More: {percent likelihood: own} of the responses, {percent likelihood: own_distinct} of the
-distinct texts. If advantages are permuted within a mini-batch it is {percent likelihood:
-permuted}; permuted among responses of like likelihood, {percent likelihood: permuted_likelihood}
-(8 seeds, ten
+In the transformer {percent likelihood: own} of the responses and {percent likelihood:
+own_distinct} of the distinct
+
+is about a half, {percent likelihood: permuted}. If they are exchanged only among responses that
+are about equally likely, it is {percent likelihood: permuted_likelihood}: likely responses are
 
 The share falls to {toy share paper 240 at .05}, and GSPO is ahead of GRPO. At the short length a
 range ten times as wide does the same: it drops {toy share ×10 24 at .05} and is ahead.
@@ -62,19 +63,20 @@ range ten times as wide does the same: it drops {toy share ×10 24 at .05} and i
 | 800 | {toy epsilon 800 .05} | {toy best share 800 .05} |
 
 ahead of the paper's, {lengths: mid against the paper's range, over three lengths}, and level with
-GRPO. Length did not rescue the paper's range there: at the longest it still dropped {mean
-lengths: GSPO, 110 tokens: clip_signal}.
+GRPO. Here length did not rescue the paper's range: at the longest it still dropped {mean lengths:
+GSPO, 110 tokens: clip_signal}.
 
 over the batches is {toy level paper 24 own} at rate {toy rate paper 24}, GRPO's {toy level GRPO
-24 own} at {toy rate GRPO 24}. Wide has {toy level wide 24 own}. In the last
+24 own} at {toy rate GRPO 24}. Wide has {toy level wide 24 own} (other seeds than
 
-paper's range is behind, {own_rate: GSPO against GRPO}. The range of
+paper's range is behind, {own_rate: GSPO against GRPO}. *Mid* and wide
 
-more. Held-out pass@1 is {mean offpolicy: before: large steps} before. At the end it is {other
+more: held-out pass@1 is {mean offpolicy: before: large steps} before, and at the end {other
 offpolicy: wide against GRPO, pass@1 at the end} with GRPO, {level offpolicy: wide against GRPO,
 pass@1 at the end} with wide and {level offpolicy: the paper's range against GRPO, pass@1 at the
-end} with the paper's range. The same samples in usual steps give {other offpolicy: GSPO against
-GRPO, usual steps, pass@1 at the end} with GRPO. </details>
+end} with the paper's range (32 seeds). As many samples in usual steps give {other offpolicy: GSPO
+against GRPO, usual steps, pass@1 at the end} with GRPO. Without a clip GSPO is behind GRPO, {mean
+offpolicy: without a clip: GSPO against GRPO, pass@1 at the end}. </details>
 
 games at the end: {turns: GSPO wide: more games won at the end} with wide, {turns: GSPO: more
 games won at the end} with the paper's
