@@ -50,8 +50,8 @@ clip adds bias. The product is left out where std(log product) > 1: its second m
 that of the samples.
 
 The results were recorded when group_advantages gave float64, now float32: recomputed numbers agree
-to four digits, except those of sign-SGD, as gradients that cancel keep a sign, and to three those of
-random drops, whose share then counted a response without a signal.
+to four digits, except those of sign-SGD, as gradients that cancel keep a sign, and those of random
+drops, to three, as their share then counted a response without a signal.
 """
 
 import argparse
@@ -105,10 +105,11 @@ BIASED = {
     "product": Arm("sequence_is"), "w, clip .2": ARMS["GRPO"], "s, paper": ARMS["paper"],
     "w, paper's drops": ARMS["w, paper's drops"], "s, wide": ARMS["wide"],
 }
-OTHERS = [("w, paper's drops", "paper"), ("w, random drops", "paper"),
-          ("s, no clip", "w, no clip"), ("w, wide's drops", "wide"), ("wide", "GRPO .05"),
-          ("×10", "GRPO .05")]
-QUOTED = {"w against s": OTHERS[0], "random against s": OTHERS[1]}
+OTHERS = {
+    "w against s": ("w, paper's drops", "paper"), "random against s": ("w, random drops", "paper"),
+    "s against w": ("s, no clip", "w, no clip"), "w against wide": ("w, wide's drops", "wide"),
+    "wide against GRPO .05": ("wide", "GRPO .05"), "×10 against GRPO .05": ("×10", "GRPO .05"),
+}
 
 
 class Cell(NamedTuple):
@@ -127,6 +128,7 @@ class Cell(NamedTuple):
     fixed: float | None = 0.05       # a rate at which all arms are compared, too
 
 
+Fewer = partial(Cell, choose=8, judge=32)
 EVERY = tuple(ARMS)[:9]
 SEVEN = EVERY[:6] + EVERY[7:8]
 SIX = "GRPO", "paper", "×10", "wide", "w, paper's drops", "w, no clip"
@@ -135,20 +137,20 @@ LONG = 0.05, 0.2, 0.4, 0.6, 0.9, 1.3, 2.0, 3.0
 FEW = {24: (0.1, 0.2, 0.4, 0.6, 0.9), 240: (0.2, 0.4, 0.8, 1.3, 2.0)}
 CELLS = [
     Cell("a", EVERY, SHORT, 24), Cell("a", EVERY, LONG, 240, choose=8), Cell("a", EVERY, SHORT, 8),
-    *[Cell("f", (*SIX, "w, wide's drops"), FEW[L], L, lag=lag, choose=8, judge=32, fixed=None)
+    *[Fewer("f", (*SIX, "w, wide's drops"), FEW[L], L, lag=lag, fixed=None)
       for L in FEW for lag in (2, 8)],
-    *[Cell("e", SIX[:5], FEW[L], L, pass_rate=first, choose=8, judge=32)
+    *[Fewer("e", SIX[:5], FEW[L], L, pass_rate=first)
       for L in FEW for first in (0.1, 0.7)],
     *[Cell("b", tuple(RANGES), (), L, judge=16, fixed=rate)
       for rate in (0.05, 0.2) for L in (8, 24, 80, 240)],
-    *[Cell("c", SIX[:5], rates, L, optimizer=name, choose=8, judge=32, fixed=None)
+    *[Fewer("c", SIX[:5], rates, L, optimizer=name, fixed=None)
       for L, name, rates in (
         (24, "sgd", (30, 60, 120, 240, 480)), (240, "sgd", (300, 600, 1200, 2400, 4800)),
         (24, "sign", (0.02, 0.05, 0.1, 0.2, 0.4)), (240, "sign", (0.05, 0.1, 0.2, 0.4, 0.8)))],
-    *[Cell("d", SIX, (0.02, 0.05, 0.1, 0.2, 0.4, 0.8), L, 16, choose=8, judge=32, fixed=None)
+    *[Fewer("d", SIX, (0.02, 0.05, 0.1, 0.2, 0.4, 0.8), L, 16, fixed=None)
       for L in FEW],
-    Cell("a", SEVEN, LONG, 80, choose=8, judge=32),
-    *[Cell("a", SIX, (0.2, 0.4, 0.7, 1.2, 2.0, 3.0), 24, minis, 64, choose=8, judge=32)
+    Fewer("a", SEVEN, LONG, 80),
+    *[Fewer("a", SIX, (0.2, 0.4, 0.7, 1.2, 2.0, 3.0), 24, minis, 64)
       for minis in (4, 16)],
     Cell("a", SIX, (0.2, 0.6, 1.2, 2.0, 3.0), 240, 4, 64, choose=8, judge=16),
     Cell("a", SEVEN, (0.4, 0.9, 2.0, 4.0), 800, choose=8, judge=16),
@@ -298,7 +300,8 @@ def judge(found):
         rows = {(cell, fixed, arm, other): differences(found, cell, arm, other, fixed)
                 for cell in CELLS if cell.question == question
                 for fixed in (False, True)[:1 + bool(cell.fixed)] for arm in cell.arms
-                for other in ["GRPO"] + [b for a, b in OTHERS if a == arm and b in cell.arms]}
+                for one, other in ((arm, "GRPO"), *OTHERS.values())
+                if one == arm and other in cell.arms}
         ps = intervals.holm([None if arm == other else intervals.p_zero(values)
                              for (_, _, arm, other), values in rows.items()])
         print(f"\n{question}   digits, mini-batches, prompts, optimizer, first pass rate, lag")
@@ -370,8 +373,7 @@ def texts(found):
         toy [64] share ARM L AT        clip_signal
         toy [64] rate ARM L            its best rate
         toy [64] late difference ARM L AT  difference of the last 8 batches' pass rates
-        toy [64] w against s L AT      w with the paper's drops minus the paper's range
-        toy [64] random against s L AT     w with random drops minus the paper's range
+        toy [64] NAME L AT             a difference of OTHERS
         toy g ARM L                    question g, own rates
         toy epsilon L RATE             best ε / std(log s); best share: clip_signal with that range
         toy bias ESTIMATE L STEP       as a share of |∇J|; floor L STEP: of s; std ESTIMATE L STEP
@@ -388,7 +390,7 @@ def texts(found):
                 f"{of} late difference {arm} {L} {at}":
                     f"{record['late'] - grpo['late']:+.3f}".replace("-", "−")}
             names |= {f"{of} {name} {L} {at}": interval(differences(found, cell, *pair, fixed))
-                      for name, pair in QUOTED.items() if {*pair} <= {*cell.arms}}
+                      for name, pair in OTHERS.items() if {*pair} <= {*cell.arms}}
     for cell in CELLS:
         if cell.question == "g":
             names |= {f"toy g {arm} {cell.length}":
