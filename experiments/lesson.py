@@ -1,9 +1,10 @@
 """The pictures and numbers of docs/lesson.md.
 
     python experiments/lesson.py                     from what is recorded
-    python experiments/lesson.py --run runs/gspo     measures a default run's expert flips again
+    python experiments/lesson.py --flips runs/gspo   measures a default run's expert flips again
     python experiments/lesson.py --game runs/turns   a game of a run of recipes/turns.yaml
     python experiments/lesson.py --clip runs/clip    who is clipped in a run with --save_minibatches
+    python experiments/lesson.py --drift runs/clip   what earlier updates have done in such a run
     python experiments/lesson.py --changed logs      logs/NAME.log of gspo.py, NAME in CHANGED
 
 Recorded are docs/notebooks/recorded_batch.json (one rollout batch before and after updates on
@@ -449,24 +450,19 @@ def draw_game(game):
     save(figure, "lesson_game")
 
 
-def main(argv=None):
+MEASURES = {"flips": measure_flips, "game": read_game, "clip": measure_clip,
+            "drift": measure_drift, "changed": measure_changed}
+
+
+def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--run", help="the folder of a default run")
-    parser.add_argument("--game", help="the folder of a run of recipes/turns.yaml")
-    parser.add_argument("--clip", help="the folder of a default run with --save_minibatches")
-    parser.add_argument("--changed", help="a folder of what gspo.py printed, see CHANGED")
-    options = parser.parse_args(argv)
+    for name in MEASURES:
+        parser.add_argument(f"--{name}", metavar="FOLDER")
+    record = json.loads(RECORDED.read_text(encoding="utf-8"))
+    for name, folder in vars(parser.parse_args()).items():
+        if folder:
+            record[name] = MEASURES[name](folder)
     log_w = read_batch()
-    record = json.loads(RECORDED.read_text(encoding="utf-8")) if RECORDED.is_file() else {}
-    if options.run:
-        record["flips"] = measure_flips(options.run)
-    if options.game:
-        record["game"] = read_game(options.game)
-    if options.clip:
-        record["clip"] = measure_clip(options.clip)
-        record["drift"] = measure_drift(options.clip)
-    if options.changed:
-        record["changed"] = measure_changed(options.changed)
     draw_regions()
     draw_clip(record["clip"])
     draw_minibatches()
