@@ -4,7 +4,7 @@
 
 The task is gspo.py's, without separators: x_t is the next term, y_t the running sum modulo 10, and
 a response of L digits is right if every digit is. At this size the pass rate is exact: no held-out
-set, no noise of sampling. Loss and advantages are those of train.py, called as train.py calls them.
+set, no noise of sampling. Loss and advantages are those of train.py.
 
 `python toy.py` shows that one learning rate is no comparison: what is behind at one may be ahead
 at another. S seeds are trained side by side, and none depends on another. Lengths do not vary.
@@ -19,22 +19,18 @@ the same ones. Streams, and what their index counts:
 """
 
 import argparse
-import itertools
-import sys
 from functools import partial
 
 import torch
 
 from advantages import group_advantages
-from losses import OBJECTIVES, policy_loss, token_weights
+from losses import OBJECTIVES, policy_loss
 
 DIGITS = torch.arange(10)
 START, TERMS, SAMPLING, ORDER = range(4)
 G = 8                        # responses per prompt
 NOISE = 0.7                  # std of the first logits
-WIDE = 0.03, 0.04            # a clip range of s a hundred times the paper's
-OPTIMIZERS = {"adam": partial(torch.optim.AdamW, betas=(0.9, 0.95), weight_decay=0),
-              "sgd": torch.optim.SGD}
+OPTIMIZERS = {"adam": partial(torch.optim.Adam, betas=(0.9, 0.95)), "sgd": torch.optim.SGD}
 
 
 # --------------------------------------------------------------------------------- random numbers
@@ -70,7 +66,7 @@ def start(seeds, length, pass_rate=0.35):
     u, v = uniforms(seeds, 0, START, 2000).view(-1, 10, 10, 10, 2).unbind(-1)
     noise = NOISE * (-2 * u.log()).sqrt() * (2 * torch.pi * v).cos()             # Box-Muller
     right = torch.nn.functional.one_hot((DIGITS[:, None] + DIGITS) % 10)         # [10, 10, 10]
-    extra = torch.zeros(len(seeds), 1, 1, 1, dtype=torch.float64)
+    extra = noise.new_zeros(len(seeds), 1, 1, 1)
     for k in range(40):
         more = extra + 16 / 2**k                                                 # [S, 1, 1, 1]
         below = exact_pass_rate(noise + more * right, length) < pass_rate        # [S]
@@ -82,10 +78,9 @@ def sample(logits, terms, u):
     """Responses to terms [S, B, L] from uniforms u [S, B, L], by the inverse of the distribution
     function. Returns which of all logits each digit was drawn with: [S, B, L] int64, of seed i
     1000·i + 100·y_{t-1} + 10·x_t + y_t. The digit before the first is 0."""
-    cumulative = logits.detach().softmax(-1).cumsum(-1).flatten(0, 2)[:, :9]     # [S·100, 9]
+    cumulative = logits.softmax(-1).cumsum(-1).flatten(0, 2)[:, :9]     # [S·100, 9]
     first = 100 * torch.arange(len(terms))[:, None]                              # [S, 1]
-    y = torch.zeros_like(terms[..., 0])                                          # [S, B]
-    chosen = []
+    y, chosen = 0, []
     for x, threshold in zip(terms.unbind(-1), u.unbind(-1)):
         row = first + 10 * y + x                                                 # [S, B]
         y = (cumulative[row] <= threshold[..., None]).sum(-1)                    # [S, B]
@@ -115,72 +110,71 @@ def split(seeds, batch, prompts, mini_batches):
 
 
 def train(algorithm, length, learning_rate, epsilon=None, epsilon_high=None, mini_batches=4,
-          prompts=16, batches=16, seeds=torch.arange(1, 17), optimizer="adam"):
-    """Train a policy per seed. Returns the exact pass rate of the policy that sampled each batch
+          prompts=16, batches=16, seeds=torch.arange(1, 17), optimizer="adam", pass_rate=0.35,
+          lag=0, objective=policy_loss):
+    """Train a policy per seed, on samples that are `lag` batches old. objective: called and
+    returning as losses.policy_loss. Returns the exact pass rate of the policy before each batch
     [S, batches], clip_signal over all mini-batches, and the last logits [S, 10, 10, 10]."""
-    logits = start(seeds, length).requires_grad_()                               # [S, 10, 10, 10]
+    logits = start(seeds, length, pass_rate).requires_grad_()                    # [S, 10, 10, 10]
     stepper = OPTIMIZERS[optimizer]([logits], learning_rate)
-    reduction = OBJECTIVES[algorithm].reduction
-    rates, dropped, signal = [], 0, 0
+    policies, dropped, signal = [], 0, 0
     for batch in range(batches):
-        rates.append(exact_pass_rate(logits.detach(), length))                   # [S]
-        chosen, rewards = draw(logits, seeds, batch, length, prompts)            # [S·B, L], [S·B]
+        policies.append(logits.detach().clone())
+        sampler = policies[max(0, batch - lag)]                                  # [S, 10, 10, 10]
+        chosen, rewards = draw(sampler, seeds, batch, length, prompts)           # [S·B, L], [S·B]
         advantages = group_advantages(rewards, G)                                # [S·B]
-        old_logp = logits.detach().log_softmax(-1).take(chosen)                  # [S·B, L]
+        old_logp = sampler.log_softmax(-1).take(chosen)                          # [S·B, L]
         for rows in split(seeds, batch, prompts, mini_batches):
             logp = logits.log_softmax(-1).take(chosen[rows])                     # [S·b, L]
-            mask = torch.ones_like(logp, dtype=torch.bool)
-            weights = token_weights(mask, reduction, group_size=G, max_length=length)
-            loss, stats = policy_loss(
-                algorithm, logp, old_logp[rows], advantages[rows], mask, epsilon=epsilon,
-                epsilon_high=epsilon_high, weights=len(seeds) * weights)
-            grad, = torch.autograd.grad(loss, logits)         # of the sum of the seeds' own losses
+            loss, stats = objective(
+                algorithm, logp, old_logp[rows], advantages[rows], torch.ones_like(logp).bool(),
+                epsilon=epsilon, epsilon_high=epsilon_high, group_size=G, max_length=length)
+            grad, = torch.autograd.grad(len(seeds) * loss, logits)     # of each seed's own loss
             logits.grad = grad.renorm(2, 0, 1.0)
             stepper.step()
             dropped += stats["clip_signal"] * stats["signal_tokens"]
             signal += stats["signal_tokens"]
-    return torch.stack(rates, 1), (dropped / signal).item(), logits.detach()
+    rates = exact_pass_rate(torch.stack(policies, 1), length)                    # [S, batches]
+    return rates, (dropped / signal).item(), logits.detach()
 
 
 # ------------------------------------------------------------------------------------- the script
 
-def interval(x):
-    """Mean and two standard errors over seeds, as text; x [S]."""
-    error = 2 * x.std() / len(x)**0.5
-    return f"{x.mean(): .3f} [{x.mean() - error: .3f}, {x.mean() + error: .3f}]"
+def compare(algorithm="gspo", length=(24, 240), learning_rate=(0.05, 0.4), epsilon=None,
+            epsilon_high=None, seeds=16, **options):
+    """Print GRPO, `algorithm` and GSPO's wide range at each length and learning rate. `options` are
+    train's; seeds: their number."""
+    print(f"""Exact pass rate, mean over batches and {seeds} seeds. Policies of a thousand numbers:
+for a transformer they predict at most.
 
-
-def compare(algorithm, length, learning_rate, epsilon, epsilon_high, seeds, **options):
-    """Print GRPO, --algorithm and GSPO's wide range at each length and learning rate."""
-    print(f"""Exact pass rate, mean over batches, and its 95 % interval over {seeds} seeds.
-These are a thousand numbers: for a transformer they predict at most.
-
-digits  rate   algorithm  pass rate                clip_signal  minus GRPO""")
-    arms = {"grpo": ("grpo", None, None), algorithm: (algorithm, epsilon, epsilon_high),
-            "wide": ("gspo", *WIDE)}
-    for digits, rate in itertools.product(length, learning_rate):
-        means = {}                                                               # [S] each
-        for name, (objective, *clip) in arms.items():
-            rates, share, _ = train(objective, digits, rate, *clip, **options,
-                                    seeds=torch.arange(1, seeds + 1))
-            means[name] = rates.mean(1)
-            print(f"{digits:6}  {rate:<5g}  {name:9}  {interval(means[name])}  {share:11.3f}  "
-                  f"{interval(means[name] - means['grpo'])}", flush=True)
+digits  rate   algorithm  pass rate  clip_signal  minus GRPO (two standard errors)""")
+    arms = {"grpo": ("grpo",), algorithm: (algorithm, epsilon, epsilon_high),
+            "wide": ("gspo", 0.03, 0.04)}                 # a hundred times the paper's range
+    for digits in length:
+        for rate in learning_rate:
+            means = {}                                                           # [S] each
+            for name, (objective, *clip) in arms.items():
+                rates, share, _ = train(objective, digits, rate, *clip, **options,
+                                        seeds=torch.arange(1, seeds + 1))
+                means[name] = rates.mean(1)
+                more = means[name] - means["grpo"]
+                print(f"{digits:6}  {rate:<5g}  {name:9}  {rates.mean():9.3f}  {share:11.3f}  "
+                      f"{more.mean():+.3f} ({2 * more.std() / seeds**0.5:.3f})")
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--algorithm", default="gspo", choices=OBJECTIVES)
-    parser.add_argument("--optimizer", default="adam", choices=OPTIMIZERS)
-    parser.add_argument("--length", type=int, nargs="+", default=[24, 240], help="digits")
-    parser.add_argument("--learning_rate", type=float, nargs="+", default=[0.05, 0.4])
-    parser.add_argument("--epsilon", type=float, help="of --algorithm; default: the paper's")
-    parser.add_argument("--epsilon_high", type=float)
-    for name, default in dict(mini_batches=4, prompts=16, batches=16, seeds=16).items():
-        parser.add_argument(f"--{name}", type=int, default=default)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0],
+                                     argument_default=argparse.SUPPRESS)
+    parser.add_argument("--algorithm", choices=OBJECTIVES)
+    parser.add_argument("--optimizer", choices=OPTIMIZERS)
+    parser.add_argument("--length", type=int, nargs="+")
+    parser.add_argument("--learning_rate", type=float, nargs="+")
+    for name in ("epsilon", "epsilon_high"):
+        parser.add_argument(f"--{name}", type=float)
+    for name in ("mini_batches", "prompts", "batches", "seeds"):
+        parser.add_argument(f"--{name}", type=int)
     compare(**vars(parser.parse_args()))
 
 
 if __name__ == "__main__":
-    sys.stdout.reconfigure(errors="replace")     # for consoles without Greek letters
     main()

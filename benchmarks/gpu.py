@@ -193,11 +193,15 @@ def try_peaks(bench):
     for line in bench.run("-c", PEAKS, *found).splitlines():
         name, way, peak = json.loads(line)
         found[name][way] = peak
-    shares = [peak / SIMULATED["peaks"][name][way]
-              for name, ways in found.items() for way, peak in ways.items() if peak]
+    shares = shares_of_simulated(found)
     bench.report(f"peaks     {len(shares)} of {sum(map(len, found.values()))} fit; measured / "
                  f"simulated {min(shares):.3f} to {max(shares):.3f}")
     return found
+
+
+def shares_of_simulated(peaks):
+    return [peak / SIMULATED["peaks"][name][way]
+            for name, ways in peaks.items() for way, peak in ways.items() if peak]
 
 
 def try_recipes(bench):
@@ -291,8 +295,7 @@ def texts(found):
     """The tables and figures of docs/speed.md."""
     rows = [recipe_row(name, found["recipes"].get(name, {"error": "not tried"}))
             for name in sorted(RECIPES, key=RECIPES.get)]
-    shares = [peak / SIMULATED["peaks"][name][way] for name, ways in found["peaks"].items()
-              for way, peak in ways.items() if peak]
+    shares = shares_of_simulated(found["peaks"])
     peaks = [(name.split("/")[1], *(f"{peak / 1e9:.1f}" if peak else "–" for peak in ways.values()))
              for name, ways in found["peaks"].items()]
     after = found["learns"]

@@ -1,9 +1,10 @@
 """The pictures and numbers of docs/lesson.md.
 
     python experiments/lesson.py                     from what is recorded
-    python experiments/lesson.py --run runs/gspo     measures a default run's expert flips again
+    python experiments/lesson.py --flips runs/gspo   measures a default run's expert flips again
     python experiments/lesson.py --game runs/turns   a game of a run of recipes/turns.yaml
     python experiments/lesson.py --clip runs/clip    who is clipped in a run with --save_minibatches
+    python experiments/lesson.py --drift runs/clip   what earlier updates have done in such a run
     python experiments/lesson.py --changed logs      logs/NAME.log of gspo.py, NAME in CHANGED
 
 Recorded are docs/notebooks/recorded_batch.json (one rollout batch before and after updates on
@@ -16,7 +17,6 @@ import math
 import re
 import sys
 from collections import Counter
-from copy import copy
 from pathlib import Path
 from statistics import NormalDist, mean, median, pstdev
 
@@ -284,17 +284,10 @@ def draw_clip(dots):
     axes.set_xticks([-100, -10, 0, 10, 100], ["−100", "−10", "0", "10", "100"])
     style.label(axes, "Who has left the range before being used?\nArea: number of equal responses",
                 "log s · 10⁴ (logarithmic beyond ±10)", "Â")
-    figure.legend(*order_legend(axes), loc="outside lower center", ncols=2, fontsize=10)
+    legend = figure.legend(loc="outside lower center", ncols=2, fontsize=10)
+    for mark in legend.legend_handles[1:]:
+        mark.set_sizes([40])                                 # of points of many sizes
     save(figure, "lesson_clip")
-
-
-def order_legend(axes):
-    """(handles, labels) with marks of one size: the legend of draw_clip."""
-    handles, labels = axes.get_legend_handles_labels()
-    handles = [copy(handle) for handle in handles]
-    for handle in handles[1:]:
-        handle.set_sizes([40])
-    return handles, labels
 
 
 def draw_minibatches():
@@ -313,22 +306,19 @@ def draw_minibatches():
 
 def draw_histograms(log_w):
     """Section 3: log w, log s and log ∏w on one axis, log s also enlarged, with the clip ranges."""
-    token, product, sequence = ([x for row in log_w for x in row], [sum(row) for row in log_w],
-                                [mean(row) for row in log_w])
-    rows = (("log w of every token", token, style.ORANGE, .6, math.log1p(-TOKEN),
-             math.log1p(TOKEN)),
-            ("log ∏w of every response", product, style.RED, .6, 0, 0),
-            ("log s of every response", sequence, style.BLUE, .6, math.log1p(-WIDE[0]),
-             math.log1p(WIDE[1])),
-            ("log s, drawn 50 times larger", sequence, style.BLUE, .012, *EDGES))
-    notes = ("GRPO's range", "", "the wide range", "the paper's range")
+    tokens, log_s = sum(log_w, []), [*map(mean, log_w)]
+    rows = (("log w of every token", tokens, style.ORANGE, .6, "GRPO's range", -TOKEN, TOKEN),
+            ("log ∏w of every response", [*map(sum, log_w)], style.RED, .6, ""),
+            ("log s of every response", log_s, style.BLUE, .6, "the wide range", -WIDE[0], WIDE[1]),
+            ("log s, drawn 50 times larger", log_s, style.BLUE, .012, "the paper's range",
+             -PAPER.epsilon, PAPER.epsilon_high))
     figure, grid = style.panels(4, 1, height=6.6, width=5.4)
-    for axes, note, (name, values, colour, end, *edges) in zip(grid, notes, rows):
+    for axes, (name, values, colour, end, note, *edges) in zip(grid, rows):
         spread = "" if end < .6 else f": standard deviation {pstdev(values):.3f}"
         axes.hist([min(max(x, -end), end) for x in values],
                   [end * (i - 60.5) / 60.5 for i in range(122)], color=colour)
         if note:
-            axes.axvspan(*edges, color=style.GREY, alpha=.3)
+            axes.axvspan(*map(math.log1p, edges), color=style.GREY, alpha=.3)
             axes.text(.99, .84, f"grey: {note}", transform=axes.transAxes, ha="right")
         axes.set_yscale("log")
         axes.set_yticks([1, 10, 100, 1000], ["1", "10", "100", "1000"])
@@ -449,24 +439,19 @@ def draw_game(game):
     save(figure, "lesson_game")
 
 
-def main(argv=None):
+MEASURES = {"flips": measure_flips, "game": read_game, "clip": measure_clip,
+            "drift": measure_drift, "changed": measure_changed}
+
+
+def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--run", help="the folder of a default run")
-    parser.add_argument("--game", help="the folder of a run of recipes/turns.yaml")
-    parser.add_argument("--clip", help="the folder of a default run with --save_minibatches")
-    parser.add_argument("--changed", help="a folder of what gspo.py printed, see CHANGED")
-    options = parser.parse_args(argv)
+    for name in MEASURES:
+        parser.add_argument(f"--{name}", metavar="FOLDER")
+    record = json.loads(RECORDED.read_text(encoding="utf-8"))
+    for name, folder in vars(parser.parse_args()).items():
+        if folder:
+            record[name] = MEASURES[name](folder)
     log_w = read_batch()
-    record = json.loads(RECORDED.read_text(encoding="utf-8")) if RECORDED.is_file() else {}
-    if options.run:
-        record["flips"] = measure_flips(options.run)
-    if options.game:
-        record["game"] = read_game(options.game)
-    if options.clip:
-        record["clip"] = measure_clip(options.clip)
-        record["drift"] = measure_drift(options.clip)
-    if options.changed:
-        record["changed"] = measure_changed(options.changed)
     draw_regions()
     draw_clip(record["clip"])
     draw_minibatches()

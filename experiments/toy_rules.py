@@ -48,6 +48,10 @@ policy after one batch of GRPO (4 steps at rate .05 or .4), Â = r - J of the st
 policies. Predicted: s is as biased as no ratio, w less, the product not beyond the noise; every
 clip adds bias. The product is left out where std(log product) > 1: its second moment is then not
 that of the samples.
+
+The results were recorded when group_advantages gave float64, now float32: recomputed numbers agree
+to four digits, except those of sign-SGD, as gradients that cancel keep a sign, and those of random
+drops, to three, as their share then counted a response without a signal.
 """
 
 import argparse
@@ -55,22 +59,24 @@ import itertools
 import json
 import math
 import sys
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "experiments")]
 
+import intervals
 import toy
-from advantages import group_advantages
 from losses import policy_loss
 from tools import style
 
 RESULTS = ROOT / "experiments/results/toy.json"
-T95 = {16: 2.131, 32: 2.040, 64: 1.998}      # Student's t, for a 95 % interval over so many seeds
-RANDOM = 4                                   # a stream of toy.uniforms: what is dropped at random
+RANDOM = 4                       # a stream of toy.uniforms: what is dropped at random
+# Adam without a memory steps by the gradient's signs.
+toy.OPTIMIZERS["sign"] = partial(torch.optim.Adam, betas=(0.0, 0.0), eps=1e-30)
 
 
 class Arm(NamedTuple):
@@ -99,11 +105,11 @@ BIASED = {
     "product": Arm("sequence_is"), "w, clip .2": ARMS["GRPO"], "s, paper": ARMS["paper"],
     "w, paper's drops": ARMS["w, paper's drops"], "s, wide": ARMS["wide"],
 }
-OTHERS = [("w, paper's drops", "paper"), ("w, random drops", "paper"),
-          ("s, no clip", "w, no clip"), ("w, wide's drops", "wide"), ("wide", "GRPO .05"),
-          ("×10", "GRPO .05")]
-QUOTED = {"w against s": OTHERS[0], "random against s": OTHERS[1], "s against w": OTHERS[2],
-          "wide against GRPO .05": OTHERS[4]}
+OTHERS = {
+    "w against s": ("w, paper's drops", "paper"), "random against s": ("w, random drops", "paper"),
+    "s against w": ("s, no clip", "w, no clip"), "w against wide": ("w, wide's drops", "wide"),
+    "wide against GRPO .05": ("wide", "GRPO .05"), "×10 against GRPO .05": ("×10", "GRPO .05"),
+}
 
 
 class Cell(NamedTuple):
@@ -122,6 +128,7 @@ class Cell(NamedTuple):
     fixed: float | None = 0.05       # a rate at which all arms are compared, too
 
 
+Fewer = partial(Cell, choose=8, judge=32)
 EVERY = tuple(ARMS)[:9]
 SEVEN = EVERY[:6] + EVERY[7:8]
 SIX = "GRPO", "paper", "×10", "wide", "w, paper's drops", "w, no clip"
@@ -130,20 +137,20 @@ LONG = 0.05, 0.2, 0.4, 0.6, 0.9, 1.3, 2.0, 3.0
 FEW = {24: (0.1, 0.2, 0.4, 0.6, 0.9), 240: (0.2, 0.4, 0.8, 1.3, 2.0)}
 CELLS = [
     Cell("a", EVERY, SHORT, 24), Cell("a", EVERY, LONG, 240, choose=8), Cell("a", EVERY, SHORT, 8),
-    *[Cell("f", (*SIX, "w, wide's drops"), FEW[L], L, lag=lag, choose=8, judge=32, fixed=None)
+    *[Fewer("f", (*SIX, "w, wide's drops"), FEW[L], L, lag=lag, fixed=None)
       for L in FEW for lag in (2, 8)],
-    *[Cell("e", SIX[:5], FEW[L], L, pass_rate=first, choose=8, judge=32)
+    *[Fewer("e", SIX[:5], FEW[L], L, pass_rate=first)
       for L in FEW for first in (0.1, 0.7)],
     *[Cell("b", tuple(RANGES), (), L, judge=16, fixed=rate)
       for rate in (0.05, 0.2) for L in (8, 24, 80, 240)],
-    *[Cell("c", SIX[:5], rates, L, optimizer=name, choose=8, judge=32, fixed=None)
+    *[Fewer("c", SIX[:5], rates, L, optimizer=name, fixed=None)
       for L, name, rates in (
         (24, "sgd", (30, 60, 120, 240, 480)), (240, "sgd", (300, 600, 1200, 2400, 4800)),
         (24, "sign", (0.02, 0.05, 0.1, 0.2, 0.4)), (240, "sign", (0.05, 0.1, 0.2, 0.4, 0.8)))],
-    *[Cell("d", SIX, (0.02, 0.05, 0.1, 0.2, 0.4, 0.8), L, 16, choose=8, judge=32, fixed=None)
+    *[Fewer("d", SIX, (0.02, 0.05, 0.1, 0.2, 0.4, 0.8), L, 16, fixed=None)
       for L in FEW],
-    Cell("a", SEVEN, LONG, 80, choose=8, judge=32),
-    *[Cell("a", SIX, (0.2, 0.4, 0.7, 1.2, 2.0, 3.0), 24, minis, 64, choose=8, judge=32)
+    Fewer("a", SEVEN, LONG, 80),
+    *[Fewer("a", SIX, (0.2, 0.4, 0.7, 1.2, 2.0, 3.0), 24, minis, 64)
       for minis in (4, 16)],
     Cell("a", SIX, (0.2, 0.6, 1.2, 2.0, 3.0), 240, 4, 64, choose=8, judge=16),
     Cell("a", SEVEN, (0.4, 0.9, 2.0, 4.0), 800, choose=8, judge=16),
@@ -157,80 +164,47 @@ COLOURS = {"GRPO": style.ORANGE, "paper": style.BLUE, "×10": style.SKY, "wide":
 
 # ---------------------------------------------------------------------------------------- the runs
 
-def drop_by_s(logp, old_logp, A, times):
-    """The responses that GSPO's clip leaves out at a multiple of the paper's range, [B] bool."""
+def drop_by_s(arm, logp, old_logp, A):
+    """The responses that an arm leaves out because GSPO's clip does, [B] bool."""
     s = (logp - old_logp).mean(-1).detach().exp()                                # [B]
-    low, high = paper(times)
+    low, high = paper(arm.times) if arm.drop else (math.inf, math.inf)
     return (A > 0) & (s > 1 + high) | (A < 0) & (s < 1 - low)                    # [B]
 
 
-def arm_loss(arm, logp, old_logp, A, weights, out):
-    """policy_loss of an arm without the responses `out` [B], and its clip_signal as two numbers of
-    tokens."""
-    mask = torch.ones_like(logp, dtype=torch.bool)
-    loss, stats = policy_loss(arm.algorithm, logp, old_logp, A, mask, epsilon=arm.clip[0],
-                              epsilon_high=arm.clip[1], weights=weights,
-                              factors=(~out)[:, None].expand(mask.shape).double())
-    signal = stats["signal_tokens"]
-    return loss, stats["clip_signal"] * signal + out.sum() * mask.shape[1], signal
-
-
-def train(arm, cell, rate, seeds):
-    """toy.train with an arm's loss and a cell's samples. Responses with Â = 0 count in the mean,
-    but their log-probs are not computed. Returns the exact pass rates [S, 16], the tokens of
-    clip_signal, and per batch and seed the std of log s over the responses with Â ≠ 0 before the
-    last mini-batch's step."""
-    arm, L, S = ARMS.get(arm) or RANGES[arm], cell.length, len(seeds)
-    logits = toy.start(seeds, L, cell.pass_rate).requires_grad_()                # [S, 10, 10, 10]
-    optimizers = toy.OPTIMIZERS | {"sign": torch.optim.SGD}       # sign: of the gradient's signs
-    stepper = optimizers[cell.optimizer]([logits], rate)
-    policies, spreads, dropped, signal = [], [], 0, 0
-    for batch in range(16):
-        policies.append(logits.detach().clone())
-        sampler = policies[max(0, batch - cell.lag)]
-        chosen, rewards = toy.draw(sampler, seeds, batch, L, cell.prompts)       # [S·B, L], [S·B]
-        advantages = group_advantages(rewards, toy.G)                            # [S·B]
-        old_logp = sampler.log_softmax(-1).take(chosen)                          # [S·B, L]
-        u = toy.uniforms(seeds, batch, RANDOM, len(rewards) // S).flatten()      # [S·B]
-        for rows in toy.split(seeds, batch, cell.prompts, cell.mini_batches):    # [S·b]
-            live = rows[(advantages[rows] != 0) | (rows == rows[0])]     # no batch may be empty
-            own = live * S // len(rewards)                                       # [n] the seed
-            A, old = advantages[live], old_logp[live]                            # [n], [n, L]
-            logp = logits.log_softmax(-1).take(chosen[live])                     # [n, L]
-            out = drop_by_s(logp, old, A, arm.times) & bool(arm.drop)            # [n]
-            if arm.drop == "random":
-                share = own[out].bincount(minlength=S) / own.bincount(minlength=S).clamp(min=1)
-                out = (u[live] < share[own]) & (A != 0)
-            weights = torch.full_like(logp, S / (len(rows) * L))                 # sequence-mean
-            loss, *tokens = arm_loss(arm, logp, old, A, weights, out)
-            grad, = torch.autograd.grad(loss, logits)
-            logits.grad = grad.sign() if cell.optimizer == "sign" else grad.renorm(2, 0, 1.0)
-            stepper.step()
-            dropped += tokens[0]
-            signal += tokens[1]
-        log_s = (logp - old).detach().mean(-1)[A != 0]                           # [n']
-        spreads += [x.std(correction=0) for x in log_s.split(own[A != 0].bincount().tolist())
-                    if len(x)]
-    rates = torch.stack([toy.exact_pass_rate(policy, L) for policy in policies], 1)
-    return rates, dropped, signal, spreads
-
-
 def run(arm, cell, rate, first, count):
-    """The record of an arm at a rate over seeds first, first + 1, …; of the runs that choose a
-    rate, the mean alone. seeds: the pass rates in 1/10,000, where differences are paired."""
-    parts = [train(arm, cell, rate, seeds)
-             for seeds in torch.arange(first, first + count).split(16)]
-    rates = torch.cat([rates for rates, *_ in parts])                            # [S, 16]
-    numbers = dict(mean=rates.mean())
-    if first == 2001:
-        spreads = torch.stack([spread for *_, spreads in parts for spread in spreads])
-        numbers |= dict(
-            late=rates[:, 8:].mean(), std_log_s=spreads.nanmedian(),
-            clip_signal=sum(part[1] for part in parts) / sum(part[2] for part in parts))
-    record = {name: float(f"{x:.4g}") for name, x in numbers.items()}
-    if first == 2001 and cell.rates:
-        record["seeds"] = (1e4 * rates.mean(1)).round().int().tolist()
-    return record
+    """The record of an arm at a rate over seeds first, first + 1, …; results of runs that
+    choose a rate hold the mean alone. seeds: the pass rates in 1/10,000. std_log_s: the median,
+    over batches and seeds, of the std of log s of the responses with Â ≠ 0 before the last
+    mini-batch's step."""
+    arm = (ARMS | RANGES)[arm]
+    seeds = torch.arange(first, first + count)                                   # [S]
+    calls = itertools.count()
+    spreads = []
+
+    def objective(algorithm, logp, old_logp, A, mask, **options):
+        batch, part = divmod(next(calls), cell.mini_batches)
+        live = (A != 0).view(count, -1)                                          # [S, b]
+        out = drop_by_s(arm, logp, old_logp, A)                                  # [S·b]
+        if arm.drop == "random":
+            share = out.view(count, -1).sum(1) / live.sum(1).clamp(min=1)        # [S]
+            rows = toy.split(seeds, batch, cell.prompts, cell.mini_batches)[part]
+            u = toy.uniforms(seeds, batch, RANDOM, cell.prompts * toy.G).flatten()[rows]
+            out = ((u.view(count, -1) < share[:, None]) & live).flatten()        # [S·b]
+        if part == cell.mini_batches - 1:
+            log_s = (logp - old_logp).detach().mean(-1).view(count, -1)          # [S, b]
+            spreads.extend(x[of].std(correction=0) for x, of in zip(log_s, live) if of.any())
+        loss, stats = policy_loss(algorithm, logp, old_logp, A, mask, **options,
+                                  factors=(mask & ~out[:, None]).double())
+        stats["clip_signal"] += out.sum() / live.sum().clamp(min=1)
+        return loss, stats
+
+    rates, clip_signal, _ = toy.train(
+        arm.algorithm, cell.length, rate, *arm.clip, cell.mini_batches, cell.prompts, 16, seeds,
+        cell.optimizer, cell.pass_rate, cell.lag, objective)                     # [S, 16]
+    numbers = dict(mean=rates.mean(), late=rates[:, 8:].mean(), clip_signal=clip_signal,
+                   std_log_s=torch.stack(spreads).median())
+    return ({name: float(f"{x:.4g}") for name, x in numbers.items()}
+            | {"seeds": (1e4 * rates.mean(1)).round().int().tolist()})
 
 
 def key(arm, cell, rate, first):
@@ -238,13 +212,9 @@ def key(arm, cell, rate, first):
 
 
 def best_rate(found, arm, cell):
-    return max(cell.rates, key=lambda rate: found[key(arm, cell, rate, 1001)]["mean"])
-
-
-def judged_rates(found, arm, cell):
-    """An arm's own best rate, and the one at which all arms are compared."""
-    own = {best_rate(found, arm, cell)} if cell.rates else set()
-    return sorted(own | {cell.fixed} - {None})
+    """The best of the rates to choose from, None if there are none."""
+    return max(cell.rates, default=None,
+               key=lambda rate: found[key(arm, cell, rate, 1001)]["mean"])
 
 
 def run_all(found):
@@ -260,7 +230,7 @@ def run_all(found):
         for arm in cell.arms:
             for rate in cell.rates:
                 fill(key(arm, cell, rate, 1001), run, arm, cell, rate, 1001, cell.choose)
-            for rate in judged_rates(found, arm, cell):
+            for rate in filter(None, (best_rate(found, arm, cell), cell.fixed)):
                 fill(key(arm, cell, rate, 2001), run, arm, cell, rate, 2001, cell.judge)
 
 
@@ -271,98 +241,90 @@ def bias(length, rate, seeds=2, batches=20):
         old = toy.start(seed, length)
         new = toy.train("grpo", length, rate, batches=1, seeds=seed)[2].requires_grad_()
         target, = torch.autograd.grad(toy.exact_pass_rate(new, length).sum(), new)
-        target = target.flatten()                                                # [1000]
-        parts = {}                                   # rule: (sum, sum of squares) of each batch
-        spread = []
-        for batch in range(batches):
-            chosen, rewards = toy.draw(old, seed, 1000 + batch, length, 250)
-            A = rewards - toy.exact_pass_rate(old, length)                       # [n]
-            old_logp = old.log_softmax(-1).take(chosen)                          # [n, L]
-            logp = new.detach().log_softmax(-1).take(chosen).requires_grad_()    # [n, L]
-            spread.append((logp - old_logp).sum(-1).detach())
-            for rule, arm in BIASED.items():
-                # without a change of the policy every rule is then Â Σ_t ∇log π(y_t)
-                scale = 1 / length if rule == "product" else 1
-                out = drop_by_s(logp, old_logp, A, arm.times) & bool(arm.drop)
-                loss, *_ = arm_loss(arm, logp, old_logp, A, torch.full_like(logp, scale), out)
-                push = -torch.autograd.grad(loss, logp)[0]                       # [n, L]
-                counts = torch.zeros(len(A), 1000, dtype=torch.float64)
-                rows = counts.scatter_add_(1, chosen, push).view(-1, 100, 10)
-                p = new.detach().softmax(-1).view(100, 10)
-                each = (rows - rows.sum(-1, keepdim=True) * p).flatten(1)        # [n, 1000]
-                parts.setdefault(rule, []).append((each.mean(0), each.square().sum(-1).mean()))
-        if torch.cat(spread).std() > 1:
-            del parts["product"]                     # its second moment is not that of the samples
-        for rule, pairs in parts.items():
-            means = torch.stack([mean for mean, _ in pairs])                     # [batches, 1000]
-            mean = means.mean(0)
-            floor = means.var(0).sum() / batches
-            square = torch.stack([square for _, square in pairs]).mean() - mean.square().sum()
-            error = (mean - target).square().sum() - floor
-            squares.setdefault(rule, []).append(
-                torch.stack([error, floor, square]) / target.square().sum())
+        new = new.detach()
+        samples = [toy.draw(old, seed, 1000 + batch, length, 250) for batch in range(batches)]
+        for rule, arm in BIASED.items():
+            if rule == "product" and rate == 0.4:    # there std(log product) > 1: its second moment
+                continue                             # is not that of the samples
+            means, second = [], 0
+            for chosen, rewards in samples:
+                A = rewards - toy.exact_pass_rate(old, length)                   # [n]
+                each = estimate(rule, arm, new, old, chosen, A)                  # [n, 1000]
+                means.append(each.mean(0))
+                second += each.square().sum(-1).mean() / batches
+            mean = torch.stack(means).mean(0)                                    # [1000]
+            floor = torch.stack(means).var(0).sum() / batches
+            error = (mean - target.flatten()).square().sum() - floor
+            squares.setdefault(rule, []).append(torch.stack(
+                [error, floor, second - mean.square().sum()]) / target.square().sum())
     return {rule: [round(x, 4) for x in torch.stack(of).mean(0).clamp(min=0).sqrt().tolist()]
             for rule, of in squares.items()}
 
 
+def estimate(rule, arm, new, old, chosen, A):
+    """A rule's estimates of ∇J at the policy `new` by single responses, [n, 1000]; chosen [n, L],
+    A [n]. Without a change of the policy every rule's is Â Σ_t ∇log π(y_t)."""
+    old_logp = old.log_softmax(-1).take(chosen)                                  # [n, L]
+    logp = new.log_softmax(-1).take(chosen).requires_grad_()                     # [n, L]
+    kept = ~drop_by_s(arm, logp, old_logp, A)                                    # [n]
+    scale = 1 / logp.shape[1] if rule == "product" else 1
+    loss, _ = policy_loss(arm.algorithm, logp, old_logp, A, torch.ones_like(logp).bool(),
+                          epsilon=arm.clip[0], epsilon_high=arm.clip[1],
+                          weights=scale * kept[:, None].expand(logp.shape).double())
+    push = -torch.autograd.grad(loss, logp)[0]                                   # [n, L]
+    rows = push.new_zeros(len(A), 1000).scatter_add_(1, chosen, push).view(-1, 100, 10)
+    p = new.softmax(-1).view(100, 10)
+    return (rows - rows.sum(-1, keepdim=True) * p).flatten(1)                    # [n, 1000]
+
+
 # ------------------------------------------------------------------------------------ the verdicts
 
-def compare(found, cell, arm, other, fixed):
-    """(mean, low, high, p) of the paired differences of two arms; each at its best rate, or all at
-    the fixed one. p: normal approximation."""
-    rates = [cell.fixed if fixed else best_rate(found, name, cell) for name in (arm, other)]
-    one, two = (torch.tensor(found[key(name, cell, rate, 2001)]["seeds"]) / 1e4
-                for name, rate in zip((arm, other), rates))                      # [S]
-    d = one - two
-    mean, error = d.mean().item(), d.std().item() / len(d)**0.5
-    p = math.erfc(abs(mean) / max(error, 1e-9) / 2**0.5)
-    return mean, mean - T95[len(d)] * error, mean + T95[len(d)] * error, p
+def judged(found, cell, arm, fixed):
+    """The record of an arm at its best rate, or at the one at which all arms are compared."""
+    return found[key(arm, cell, cell.fixed if fixed else best_rate(found, arm, cell), 2001)]
 
 
-def holm(ps):
-    """p-values after Holm's correction, in the order given."""
-    order = sorted(range(len(ps)), key=ps.__getitem__)
-    steps = (ps[i] * (len(ps) - rank) for rank, i in enumerate(order))
-    adjusted = dict(zip(order, itertools.accumulate(steps, max)))
-    return [adjusted[i] for i in range(len(ps))]
+def differences(found, cell, arm, other, fixed):
+    """The pass rates of an arm minus those of another, one per seed."""
+    pairs = zip(*(judged(found, cell, name, fixed)["seeds"] for name in (arm, other)))
+    return [(one - two) / 1e4 for one, two in pairs]
 
 
-def verdict(mean, low, high, p):
-    if (low > 0 or high < 0) and abs(mean) >= 0.01 and p < 0.05:
-        return "ahead" if mean > 0 else "behind"
-    return "level" if low > -0.01 and high < 0.01 else "undecided"
+def interval(values):
+    return "{:+.3f} [{:+.3f}, {:+.3f}]".format(*intervals.interval(values)).replace("-", "−")
 
 
 def judge(found):
     """Print every arm's rate, level and share, the comparisons with their verdicts, and biases."""
     for question in "acdefg":
-        rows = [(cell, fixed, arm, other, *compare(found, cell, arm, other, fixed))
+        rows = {(cell, fixed, arm, other): differences(found, cell, arm, other, fixed)
                 for cell in CELLS if cell.question == question
                 for fixed in (False, True)[:1 + bool(cell.fixed)] for arm in cell.arms
-                for other in ["GRPO"] + [b for a, b in OTHERS if a == arm and b in cell.arms]]
-        ps = holm([row[-1] for row in rows if row[2] != row[3]])
+                for one, other in ((arm, "GRPO"), *OTHERS.values())
+                if one == arm and other in cell.arms}
+        ps = intervals.holm([None if arm == other else intervals.p_zero(values)
+                             for (_, _, arm, other), values in rows.items()])
         print(f"\n{question}   digits, mini-batches, prompts, optimizer, first pass rate, lag")
-        for cell, fixed, arm, other, mean, low, high, _ in rows:
-            rate = cell.fixed if fixed else best_rate(found, arm, cell)
-            edge = "*" if not fixed and rate in (cell.rates[0], cell.rates[-1]) else " "
-            numbers = "  ".join(f"{name} {found[key(arm, cell, rate, 2001)][name]:.4f}"
-                                for name in ("mean", "late", "clip_signal", "std_log_s"))
-            print(*cell[3:9], f" {'at ' if fixed else 'own'} {rate:<5}{edge} {arm:17} {numbers}",
-                  "" if arm == other else f" - {other}: {mean:+.3f} [{low:+.3f}, {high:+.3f}] "
-                                          + verdict(mean, low, high, ps.pop(0)))
-    print("\nb   digits, rate: the best range, its ε / std(log s), and that of the widest range")
-    for cell in [cell for cell in CELLS if cell.question == "b"]:
-        records = {arm: found[key(arm, cell, cell.fixed, 2001)] for arm in cell.arms}
-        best = max(records, key=lambda arm: records[arm]["mean"])
-        print(cell.length, cell.fixed, best,
-              *[f"{RANGES[best].clip[0] / records[arm]['std_log_s']:.2f}"
-                for arm in (best, cell.arms[-1])],
-              *[f" {arm} {record['mean']:.3f} ({record['clip_signal']:.2f})"
-                for arm, record in records.items()])
-    print("\nbias (its noise floor; std of one estimate), as shares of |∇J|")
-    for length, rate in BIAS:
-        print(length, rate, *[f" {rule} {bias:.2f} ({floor:.2f}; {std:.0f})" for rule, (
-            bias, floor, std) in found[f"bias {length} {rate}"].items()])
+        for ((cell, fixed, arm, other), values), p in zip(rows.items(), ps):
+            own = best_rate(found, arm, cell)
+            edge = "*" if own in (cell.rates[0], cell.rates[-1]) else ""
+            verdict = intervals.compare(values, 0.01)
+            if verdict in ("ahead", "behind") and p >= 0.05:
+                verdict = "undecided"
+            record = judged(found, cell, arm, fixed)
+            print(*cell[3:9], f"at {cell.fixed}" if fixed else f"own {own}{edge}", f" {arm} ",
+                  *[f"{name} {record[name]:.4f}" for name in list(record)[:4]],
+                  f" - {other}: {interval(values)} {verdict}")
+    print("\nb and the bias, by names that `texts` explains")
+    for name, text in texts(found).items():
+        if name.split()[1] in ("epsilon", "best", "bias", "floor", "std"):
+            print(f"{name.removeprefix('toy ')}: {text}")
+
+
+def log_axis(axes, values):
+    axes.set_xscale("log")
+    axes.set_xticks(values, [f"{value:g}" for value in values])
+    axes.minorticks_off()
 
 
 def draw_bias(found):
@@ -382,12 +344,10 @@ def draw_bias(found):
         else:
             axes.set_yscale("log")
             axes.set_yticks([4, 6, 8, 12, 16, 24, 32], [4, 6, 8, 12, 16, 24, 32])
-        axes.set_xscale("log")
-        axes.set_xticks(list(records), list(records))
-        axes.minorticks_off()
+        log_axis(axes, list(records))
     axes.set_xlabel("digits of a response")
     figure.legend(*rows[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
-    style.save(figure, ROOT / "docs/figures/toy_bias.png", ROOT / "docs/figures/toy_bias.svg")
+    style.save(figure, ROOT / "docs/figures/toy_bias.png")
 
 
 def draw_rates(found):
@@ -398,12 +358,10 @@ def draw_rates(found):
             means = [found[key(arm, cell, rate, 1001)]["mean"] for rate in cell.rates]
             axes.plot(cell.rates, means, line, color=COLOURS[arm], markersize=5,
                       label=arm if arm == "GRPO" else f"GSPO, {arm}")
-        axes.set_xscale("log")
-        axes.set_xticks(cell.rates, [f"{rate:g}" for rate in cell.rates])
-        axes.minorticks_off()
+        log_axis(axes, cell.rates)
         style.label(axes, f"{cell.length} digits", "learning rate", "exact pass rate, 16 batches")
     both[0].legend(loc="lower center")
-    style.save(figure, ROOT / "docs/figures/toy_rates.png", ROOT / "docs/figures/toy_rates.svg")
+    style.save(figure, ROOT / "docs/figures/toy_rates.png")
 
 
 # ------------------------------------------------------------------------- what the pages quote
@@ -412,41 +370,38 @@ def texts(found):
     """{name: text} for fill.py. AT is "own" (each arm at its best rate) or "at .05":
 
         toy [64] ARM L AT              difference from GRPO (64: prompts per batch)
-        toy [64] level ARM L AT        mean pass rate
         toy [64] share ARM L AT        clip_signal
         toy [64] rate ARM L            its best rate
-        toy [64] late ARM L AT         pass rate of the last 8 batches; late difference: from GRPO
-        toy [64] w against s L AT      w with the paper's drops minus the paper's range
-        toy [64] random against s L AT     w with random drops minus the paper's range
-        toy g ARM L                    question g, own rates; toy g wide against GRPO .05 L
+        toy [64] late difference ARM L AT  difference of the last 8 batches' pass rates
+        toy [64] NAME L AT             a difference of OTHERS
+        toy g ARM L                    question g, own rates
         toy epsilon L RATE             best ε / std(log s); best share: clip_signal with that range
         toy bias ESTIMATE L STEP       as a share of |∇J|; floor L STEP: of s; std ESTIMATE L STEP
     """
     names = {}
-    for cell in [cell for cell in CELLS if cell.question in "ag" and cell.mini_batches == 4]:
-        L, toy_ = cell.length, "toy g " if cell.question == "g" else "toy " + "64 " * (
-            cell.prompts == 64)
-        for arm, fixed in itertools.product(cell.arms, (False, True)):
-            own = best_rate(found, arm, cell)
-            one, grpo = (found[key(name, cell, rate, 2001)] for name, rate in (
-                (arm, cell.fixed if fixed else own),
-                ("GRPO", cell.fixed if fixed else best_rate(found, "GRPO", cell))))
-            at = f"{L} at .05" if fixed else f"{L}" if cell.question == "g" else f"{L} own"
+    for cell in [cell for cell in CELLS if cell.question == "a" and cell.mini_batches == 4]:
+        L, of = cell.length, "toy 64" if cell.prompts == 64 else "toy"
+        for arm, (fixed, at) in itertools.product(cell.arms, enumerate(("own", "at .05"))):
+            record, grpo = (judged(found, cell, name, fixed) for name in (arm, "GRPO"))
             names |= {
-                f"{toy_}{arm} {at}": difference(found, cell, arm, "GRPO", fixed),
-                f"{toy_}level {arm} {at}": f"{one['mean']:.3f}",
-                f"{toy_}share {arm} {at}": f"{one['clip_signal']:.2f}",
-                f"{toy_}rate {arm} {L}": f"{own:g}",
-                f"{toy_}late {arm} {at}": f"{one['late']:.3f}",
-                f"{toy_}late difference {arm} {at}": signed(one["late"] - grpo["late"])}
-            names |= {f"{toy_}{name} {at}": difference(found, cell, arm, other, fixed)
-                      for name, (first, other) in QUOTED.items()
-                      if first == arm and other in cell.arms}
-    for cell in [cell for cell in CELLS if cell.question == "b"]:
-        at, best = f"{cell.length} {cell.fixed:g}".replace(" 0", " "), best_range(found, cell)
-        record = found[key(best, cell, cell.fixed, 2001)]
-        names |= {f"toy epsilon {at}": f"{RANGES[best].clip[0] / record['std_log_s']:.1f}",
-                  f"toy best share {at}": f"{record['clip_signal']:.2f}"}
+                f"{of} {arm} {L} {at}": interval(differences(found, cell, arm, "GRPO", fixed)),
+                f"{of} share {arm} {L} {at}": f"{record['clip_signal']:.2f}",
+                f"{of} rate {arm} {L}": f"{best_rate(found, arm, cell):g}",
+                f"{of} late difference {arm} {L} {at}":
+                    f"{record['late'] - grpo['late']:+.3f}".replace("-", "−")}
+            names |= {f"{of} {name} {L} {at}": interval(differences(found, cell, *pair, fixed))
+                      for name, pair in OTHERS.items() if {*pair} <= {*cell.arms}}
+    for cell in CELLS:
+        if cell.question == "g":
+            names |= {f"toy g {arm} {cell.length}":
+                      interval(differences(found, cell, arm, "GRPO", False)) for arm in cell.arms}
+        if cell.question == "b":
+            at = f"{cell.length} {cell.fixed:g}".replace(" 0", " ")
+            records = {arm: judged(found, cell, arm, True) for arm in cell.arms}
+            best = max(records, key=lambda arm: records[arm]["mean"])
+            epsilon, record = RANGES[best].clip[0], records[best]
+            names |= {f"toy epsilon {at}": f"{epsilon / record['std_log_s']:.1f}",
+                      f"toy best share {at}": f"{record['clip_signal']:.2f}"}
     for length, rate in BIAS:
         at = f"{length} {'usual' if rate == 0.05 else 'large'}"
         of = found[f"bias {length} {rate}"]
@@ -456,24 +411,12 @@ def texts(found):
     return names
 
 
-def best_range(found, cell):
-    return max(cell.arms, key=lambda arm: found[key(arm, cell, cell.fixed, 2001)]["mean"])
-
-
-def signed(x):
-    return f"{x:+.3f}".replace("-", "−")
-
-
-def difference(found, cell, arm, other, fixed):
-    mean, low, high, _ = compare(found, cell, arm, other, fixed)
-    return f"{signed(mean)} [{signed(low)}, {signed(high)}]"
-
-
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--judge", action="store_true", help="run nothing")
-    found = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    if not parser.parse_args().judge:
+    options = parser.parse_args()
+    found = json.loads(RESULTS.read_text())
+    if not options.judge:
         run_all(found)
     judge(found)
     draw_bias(found)
