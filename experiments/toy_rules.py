@@ -370,6 +370,7 @@ def texts(found):
     """{name: text} for fill.py. AT is "own" (each arm at its best rate) or "at .05":
 
         toy [64] ARM L AT              difference from GRPO (64: prompts per batch)
+        toy [64] level ARM L AT        its pass rate
         toy [64] share ARM L AT        clip_signal
         toy [64] rate ARM L            its best rate
         toy [64] late difference ARM L AT  difference of the last 8 batches' pass rates
@@ -385,6 +386,7 @@ def texts(found):
             record, grpo = (judged(found, cell, name, fixed) for name in (arm, "GRPO"))
             names |= {
                 f"{of} {arm} {L} {at}": interval(differences(found, cell, arm, "GRPO", fixed)),
+                f"{of} level {arm} {L} {at}": f"{record['mean']:.3f}",
                 f"{of} share {arm} {L} {at}": f"{record['clip_signal']:.2f}",
                 f"{of} rate {arm} {L}": f"{best_rate(found, arm, cell):g}",
                 f"{of} late difference {arm} {L} {at}":

@@ -324,7 +324,7 @@ PLAY = "--environment mine.py:Play --stop , . = + 1 2 3 --max_completion_length 
     "--algorithm dapo --verifier mine.py:reward",
     "--algorithm gspo_token --advantage turn_leave_one_out --dynamic_sampling",
     slow("--algorithm dr_grpo --sampler_dtype int4 --micro_batch_size 2"),
-    slow("--beta 0.1 --entropy_coef 0.01 --entropy_quantile 0.5")])
+    slow("--algorithm grpo --beta 0.1 --entropy_coef 0.01 --entropy_quantile 0.5")])
 def test_a_run_with_an_environment_trains_with(line, run, own):
     """A reward function gets the objects that were played."""
     write("mine.py", GAME)
