@@ -16,8 +16,8 @@ from losses import OBJECTIVES
 from session.arguments import ALGORITHMS, read_run
 from tools.dashboard import read_lines
 
-FILES = ("index.html", "style.css", "losses.js", "group.js", "page.js", "drag.js", "challenges.js",
-         "fan.js")                                              # of viewer/
+FILES = ("index.html", "style.css", "losses.js", "group.js", "page.js", "drag.js",
+         "challenges.js")                                       # of viewer/
 LARGEST = 60                     # batches of a run; of longer runs, evenly spaced ones are shown
 KEPT_SETTINGS = ("algorithm", "epsilon", "epsilon_high", "reduction", "dual_clip",
                  "off_policy_mask", "max_completion_length")

@@ -423,7 +423,7 @@ def test_a_dragged_token_changes_the_weights_as_policy_loss_does(page, chosen):
     assert all("s " not in text[:2] for text in grpo if "0.8" in text)   # a range of w, not of s
 
 
-# ------------------------------------------------------------- the challenges and the second card
+# -------------------------------------------------------------------------------- the challenges
 
 CHALLENGES = {                           # how to solve each: token, to which log w
     0: [("drag0-0", 0.26), ("drag0-7", -0.6)], 1: [("drag0-7", -0.31)],
@@ -453,42 +453,32 @@ def test_a_challenge_is_solved_by_moves_and_not_by_its_beginning(page):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("a, rule", [(1, "paper"), (1, "rule"), (0.5, "paper"), (0, "rule")])
-def test_the_dots_of_the_fan_are_clipped_as_policy_loss_clips(page, a, rule):
-    """Each dot as a response of one token; for GSPO as one of L tokens with that mean, too."""
-    dots = page.js("FAN.a = arguments[0]; FAN.range = arguments[1]; return fanDots()", a, rule)
-    clipped = 0
-    for dot in dots:
-        n = dot["L"] if a == 1 else 1
-        logp = torch.full((1, n), dot["x"], dtype=torch.float64, requires_grad=True)
-        loss, _ = policy_loss("gspo", logp, torch.zeros(1, n, dtype=torch.float64),
-                              torch.tensor([float(dot["A"])]).double(),
-                              torch.ones(1, n).bool(), epsilon=dot["epsilon"],
-                              epsilon_high=dot["high"])
-        gone = not torch.autograd.grad(loss, logp)[0].any()
-        assert gone == (dot["removed"] is not None), dot
-        clipped += gone
-    assert 0 < clipped < len(dots)
-    page.js("drawFan()")
-    hollow = page.js("return document.querySelectorAll('#fan circle.removed').length")
-    told = [int(n) for n in re.findall(r"(\d+) of 50 clipped", page.find("#fancount").text)]
-    assert hollow == clipped == sum(told) and len(told) == 3
+def test_on_a_phone_the_verdict_stays_in_sight_and_the_rows_stay_where_they_are(page, browser):
+    """While a token of the last response is dragged until its question is solved."""
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", {
+        "width": 390, "height": 844, "deviceScaleFactor": 1, "mobile": True})
+    page.js("document.getElementById('challenge3').click()")
+    [(token, logw)] = CHALLENGES[3]
+    rows = lambda: page.js("return [...document.querySelectorAll('.response, .cell, .grid .place')]"
+                           ".map(row => row.getBoundingClientRect().top"
+                           " - document.getElementById('dragtitle').getBoundingClientRect().top)")
+    before = rows()
+    move_by_mouse(page, token, logw)
+    assert solved(page)[3] and rows() == pytest.approx(before)
+    top, bottom = page.js(EDGES, "#solved")
+    assert -6 <= top < bottom < page.js(EDGES, "#drag3-1")[0]
 
 
 @pytest.mark.slow
-def test_the_fan_spreads_as_its_formulas_say(page):
-    """Var[log s] = σ²/L and mean −KL at exponent 1; the spread is constant at ½; no spread before
-    the first mini-batch."""
-    moments = lambda L, a, mini: page.js(
-        "FAN.a = arguments[1]; FAN.mini = arguments[2]; const m = fanMoments(arguments[0]);"
-        "return [m.mean, m.std]", L, a, mini)
-    sigma, kl = page.js("return [FAN.sigma, FAN.kl]")
-    for L in (16, 1024):
-        assert moments(L, 1, 4) == pytest.approx([-kl, sigma / math.sqrt(L)])
-        assert moments(L, 0.5, 4) == pytest.approx([-kl * math.sqrt(L), sigma])
-        assert moments(L, 0, 4) == pytest.approx([-kl * L, sigma * math.sqrt(L)])
-        assert moments(L, 1, 1) == [0, 0]
-    slider = page.find("#fanL")
-    before = page.js("return FAN.L")
-    slider.send_keys("\ue014")                               # the arrow to the right
-    assert page.js("return FAN.L") > before
+def test_no_text_is_below_12_pixels_and_no_control_below_24(page, browser):
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", {
+        "width": 390, "height": 844, "deviceScaleFactor": 1, "mobile": True})
+    page.js("document.querySelector('.help').open = true; flip('everywhere')")
+    assert not page.js(
+        "return [...document.querySelectorAll('.page *')].filter(x => x.textContent.trim()"
+        " && parseFloat(getComputedStyle(x).fontSize) < 12).map(x => x.className)")
+    assert not page.js(
+        "const controls = 'button, select, input, summary, .handle, .token[id]';"
+        "return [...document.querySelectorAll(controls)]"
+        ".map(x => [x.id, x.getBoundingClientRect()])"
+        ".filter(([id, box]) => Math.min(box.width, box.height) < 24)")

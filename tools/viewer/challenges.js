@@ -38,7 +38,7 @@ function checkChallenges() {
     button.setAttribute("aria-pressed", k === chosen);
   });
   const done = CHALLENGES.filter(each => each.done).length;
-  const said = one ? (one.done ? "Solved. " : "Begun: drag, or use the arrow keys. ") : "";
+  const said = one ? (one.done ? "Solved. " : "Not yet. ") : "";
   const status = `${said}${done} of ${CHALLENGES.length} solved`;
   if (byId("solved").textContent !== status) byId("solved").textContent = status;
 }

@@ -70,7 +70,7 @@ function buildDragged() {
     grid.style.setProperty("--tokens", one.tokens.length);
     make("div", "name", "log w", grid);
     one.tokens.forEach((text, t) => grid.append(buildHandle(i, t, text)));
-    make("div", "place", "drag ↕", grid);
+    make("div", "place", "drag ↕ −1 … +1", grid);
     for (const name of FIVE) {
       make("div", "name", name, grid);
       one.tokens.forEach((_, t) => { make("div", "cell", "", grid).id = `${name}${i}-${t}`; });

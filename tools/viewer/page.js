@@ -28,7 +28,7 @@ function printable(token) {
 }
 
 function make(tag, className, text, parent) {
-  const svg = ["svg", "path", "line", "circle", "rect", "text"].includes(tag);
+  const svg = ["svg", "path", "line"].includes(tag);
   const space = svg ? "http://www.w3.org/2000/svg" : "http://www.w3.org/1999/xhtml";
   const element = document.createElementNS(space, tag);
   if (className) element.setAttribute("class", className);
@@ -124,6 +124,7 @@ function drawCurve(title, get, top) {
     attributes(make("path", colourOf(p), null, svg),
                {d: points.length ? `M${points.join("L")}` : "", stroke: "currentColor"});
   });
+  make("div", "sum", `rollout batch 1 to ${last}`, figure);
   const at = x(state.step);
   attributes(make("line", "cursor", null, svg), {x1: at, y1: 0, x2: at, y2: 60});
   svg.addEventListener("click", event => {
