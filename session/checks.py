@@ -96,8 +96,9 @@ def check_batch(settings):
     if rows % G and G % rows:
         refuse(settings, "micro_batch_size", f"must divide --num_generations {G} or be a multiple "
                "of it")
-    if settings.sampler not in (None, "vllm") and ".py:" not in settings.sampler:
-        refuse(settings, "sampler", "must be vllm or FILE.py:CLASS")
+    engines = ["vllm"] * hasattr(settings, "vllm_gpu_memory_utilization")    # features/vllm.py
+    if settings.sampler not in (None, *engines) and ".py:" not in settings.sampler:
+        refuse(settings, "sampler", f"must be {' or '.join([*engines, 'FILE.py:CLASS'])}")
     if settings.max_terms < settings.min_terms:
         refuse(settings, "max_terms", f"is below --min_terms {settings.min_terms}")
     if settings.num_experts_per_tok > settings.num_experts:

@@ -108,8 +108,6 @@ def test_without_its_file_everything_else_is_as_it_was(names, workplace, cold_st
     place = without(tmp_path / "program", cold_start, names)
     python(place / "train.py", *TINY, "--steps", "2", "--output_dir", "less")
     assert differences("whole", "less", 2) == []
-    listed = re.search(r"--algorithm .*?\n  --", python(place / "train.py", "--help").stdout, re.S)
-    assert bool(re.search(r"\bppo\b", listed[0])) == ("Critic" not in names)
     others = [name for name in NAMES if name in names or name != "VLLM" or find_spec("vllm")]
     for name, (code, said) in zip(others, in_turn(place, workplace, others), strict=True):
         gone = name in names
