@@ -38,7 +38,7 @@ from timing import RESULTS, command_line, publish, table, write_json  # noqa: E4
 RECIPES = {"gsm8k-24gb": 24, "gsm8k-80gb": 80, "gsm8k-8gb": 8, "gsm8k-16gb": 16}  # GB they need
 SIMULATED = json.loads((RESULTS / "simulated.json").read_text(encoding="utf-8"))
 TINY = ("--prompts_per_step 4 --num_generations 4 --steps_per_generation 2 --micro_batch_size 4 "
-        "--max_prompt_length 64 --max_completion_length 16 --optim adamw_torch").split()
+        "--max_prompt_length 64 --max_completion_length 16 --optim adamw_torch_fused").split()
 TINY_MOE = ("--min_terms 1 --max_terms 2 --num_hidden_layers 1 --num_experts 4 --hidden_size 32 "
             "--cold_start_steps 120 --cold_start_learning_rate 0.005 --steps 4").split()
 PRETEND = (f"import sys; sys.path.insert(0, {str(ROOT / 'tests/gpu')!r}); "
@@ -88,10 +88,14 @@ class Bench:
         return done.stdout.strip()
 
     def train(self, name, *flags):
-        """A run of train.py in the folder `name` -> (its metrics, peak bytes of the GPU)."""
+        """A run of train.py in the folder `name` -> (read_last, peak bytes of the GPU)."""
         printed = self.run("-c", self.prefix + TRAIN, *flags, "--output_dir", name)
-        lines = (self.folder / name / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-        return list(map(json.loads, lines)), int(printed.split("peak")[-1])
+        return self.read_last(name), int(printed.split("peak")[-1])
+
+    def read_last(self, name):
+        """The metrics of the last batch of a run."""
+        text = (self.folder / name / "metrics.jsonl").read_text(encoding="utf-8")
+        return json.loads(text.splitlines()[-1])
 
     def make_model(self, name):
         """A checkpoint with random weights in the shape of a recipe's model, whose tokenizer has a
@@ -208,11 +212,10 @@ def try_recipes(bench):
     found = {}
     for name, needed in RECIPES.items():
         try:
-            records, peak = bench.train(name, *bench.recipe(name), "--steps", "2")
+            last, peak = bench.train(name, *bench.recipe(name), "--steps", "2")
         except Exception as error:                              # the next recipe may run
             found[name] = failed(bench, "recipes", error)
             continue
-        last = records[-1]
         found[name] = dict(peak=peak, **{key: last[key] for key in (
             "tokens_per_second", "seconds_rollout", "seconds_logp", "seconds_update")})
         bench.report(f"recipes   {name}: peak {peak / 1e9:.1f} GB (an update, simulated: "
@@ -261,8 +264,7 @@ def try_vllm(bench):
     printed = bench.run("-c", WATCH + TRAIN + WATCHED, *flags, "--steps", "2", "--sampler", "vllm",
                         "--output_dir", "vllm")
     asleep, awake = (int(x) / 1e9 for x in printed.split("used")[-1].split())
-    text = (bench.folder / "vllm/metrics.jsonl").read_text(encoding="utf-8")
-    last = json.loads(text.splitlines()[-1])
+    last = bench.read_last("vllm")
     bench.report(f"vllm      memory of the device {asleep:.1f} GB asleep, {awake:.1f} GB at most; "
                  f"rollout {last['seconds_rollout']:.1f} s, update {last['seconds_update']:.1f} s, "
                  f"mismatch_kl {last['mismatch_kl']:.1e}")

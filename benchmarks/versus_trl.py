@@ -239,12 +239,9 @@ def run_case(case):
         record["gflop"] = rounded(flop / 1e9)
         record["limit_gflops"] = rounded(limit / 1e9)
         for name in sides:
-            record[name]["share_of_limit"] = rounded(flop / median_seconds(record, name) / limit)
+            seconds = record[name]["seconds"]["median"]
+            record[name]["share_of_limit"] = rounded(flop / seconds / limit)
     return record
-
-
-def median_seconds(record, side):
-    return record[side]["seconds"]["median"]
 
 
 def count_least_flop(settings, task, ours):
@@ -288,7 +285,7 @@ def texts(found):
         if "gflop" in r:
             share = " / ".join(f"{r[side]['share_of_limit']:.0%}" for side in ("trl", "ours"))
             limits.append(r["limit_gflops"])
-        seconds = [f"{median_seconds(r, side):.2f}" for side in ("trl", "ours")]
+        seconds = [f"{r[side]['seconds']['median']:.2f}" for side in ("trl", "ours")]
         rows.append((CASES[name].title, *seconds,
                      f"**{ratio['median']:.2f}** [{ratio['min']:.2f}, {ratio['max']:.2f}]",
                      f"{r['trl']['peak_mb']:.0f} / {r['ours']['peak_mb']:.0f}", share))
@@ -304,19 +301,16 @@ def texts(found):
 
 def main(argv=None):
     parser = command_line(__doc__, "versus_trl.json")
-    parser.add_argument("--cases", nargs="+", help="only these", default=list(CASES))
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES),
+                        help="only these")
     args = parser.parse_args(argv)
     logging.disable_progress_bar()
     warnings.filterwarnings("ignore", category=FutureWarning)
     if not find_spec("trl"):
         parser.exit(2, "versus_trl.py: TRL is not installed: pip install trl==1.16.0\n")
-    if unknown := set(args.cases) - set(CASES):
-        parser.exit(2, f"versus_trl.py: --cases {', '.join(unknown)} unknown; known: "
-                       f"{', '.join(CASES)}\n")
-    file = args.json
     found = {"cpu": {}}
-    if file.is_file():
-        found = json.loads(file.read_text(encoding="utf-8"))
+    if args.json.is_file():
+        found = json.loads(args.json.read_text(encoding="utf-8"))
     for name in args.cases:
         case = CASES[name]
         if case.model == "smollm2" and not Path(SMOLLM2).is_dir():
@@ -324,7 +318,7 @@ def main(argv=None):
             continue
         found["cpu"][name] = run_case(case)                  # other cases in the file stay
         print(f"{name}: {json.dumps(found['cpu'][name])}", flush=True)
-        write_json(file, found | {"texts": texts(found)})
+        write_json(args.json, found | {"texts": texts(found)})
 
 
 if __name__ == "__main__":
