@@ -186,14 +186,6 @@ def describe_drift(drift):
             "lesson flips mean": f"{mean(flips):.1%}"}
 
 
-def read_spread():
-    """Means over the recorded runs of the variances before mini-batches 1 to 4: (of log w, of
-    log s)."""
-    figures = [run["figures"] for run in judging.read("spread").values()]
-    return [[mean(f[f"log_{name}_var_{k}"] for f in figures) for k in range(1, 5)]
-            for name in "ws"]
-
-
 def read_game(run):
     """A response of a run of recipes/turns.yaml whose last turn alone is wrong, beside one that won
     and one that lost: what it wrote, its reward, and both kinds of advantages."""
@@ -288,66 +280,6 @@ def draw_clip(dots):
     for mark in legend.legend_handles[1:]:
         mark.set_sizes([40])                                 # of points of many sizes
     save(figure, "lesson_clip")
-
-
-def draw_minibatches():
-    """Section 1: how far the policy is from the one that sampled, before each update."""
-    figure, axes = style.panels(1, 1, height=3, width=5.4)
-    for variances, name, colour, shift in zip(read_spread(), ("log w, tokens", "log s, responses"),
-                                              (style.ORANGE, style.BLUE), (-.2, .2)):
-        axes.bar([k + shift for k in range(1, 5)], [math.sqrt(v) for v in variances], .38,
-                 color=colour, label=f"std of {name}")
-    axes.set_xticks(range(1, 5))
-    style.label(axes, "How far has the policy moved since it sampled?",
-                "before the update on mini-batch", "standard deviation")
-    axes.legend(loc="upper left")
-    save(figure, "lesson_minibatches")
-
-
-def draw_histograms(log_w):
-    """Section 3: log w, log s and log ∏w on one axis, log s also enlarged, with the clip ranges."""
-    tokens, log_s = sum(log_w, []), [*map(mean, log_w)]
-    rows = (("log w of every token", tokens, style.ORANGE, .6, "GRPO's range", -TOKEN, TOKEN),
-            ("log ∏w of every response", [*map(sum, log_w)], style.RED, .6, ""),
-            ("log s of every response", log_s, style.BLUE, .6, "the wide range", -WIDE[0], WIDE[1]),
-            ("log s, drawn 50 times larger", log_s, style.BLUE, .012, "the paper's range",
-             -PAPER.epsilon, PAPER.epsilon_high))
-    figure, grid = style.panels(4, 1, height=6.6, width=5.4)
-    for axes, (name, values, colour, end, note, *edges) in zip(grid, rows):
-        spread = "" if end < .6 else f": standard deviation {pstdev(values):.3f}"
-        axes.hist([min(max(x, -end), end) for x in values],
-                  [end * (i - 60.5) / 60.5 for i in range(122)], color=colour)
-        if note:
-            axes.axvspan(*map(math.log1p, edges), color=style.GREY, alpha=.3)
-            axes.text(.99, .84, f"grey: {note}", transform=axes.transAxes, ha="right")
-        axes.set_yscale("log")
-        axes.set_yticks([1, 10, 100, 1000], ["1", "10", "100", "1000"])
-        axes.set_ylim(.7, 3 * max(10, len(values) / 3))
-        axes.minorticks_off()
-        axes.set_xticks([-end, -end / 2, 0, end / 2, end])
-        style.label(axes, name + spread, "", "count")
-    grid[-1].set_xlabel("logarithm of the ratio; the outer bars count all beyond")
-    save(figure, "lesson_histograms")
-
-
-def draw_range(log_w):
-    """Section 4: the counterpart of GRPO's clip range for a mean over L tokens."""
-    figure, axes = style.panels(1, 1, height=4, width=5.4)
-    lengths = [5 * 1.15**i for i in range(52)]
-    axes.plot(lengths, [TOKEN / math.sqrt(L) for L in lengths], color=style.BLACK,
-              label="0.2/√L: GRPO's 0.2 for a mean of L tokens")
-    for (low, high), name, colour in ((WIDE, "GSPO, 0.03 / 0.04", style.GREEN),
-                                      ((PAPER.epsilon, PAPER.epsilon_high),
-                                       "GSPO, the paper's 3e-4 / 4e-4", style.BLUE)):
-        axes.axhspan(low, high, color=colour, alpha=.5, label=name)
-    L = mean(map(len, log_w))
-    axes.plot([L], [pstdev([mean(row) for row in log_w])], "o", color=style.ORANGE,
-              label="standard deviation of log s, batch B")
-    axes.set(xscale="log", yscale="log", ylim=(4e-6, .2))
-    style.label(axes, "How wide a clip range for s is GRPO's 0.2?", "L, tokens of a response",
-                "ε")
-    axes.legend(loc="lower left")
-    save(figure, "lesson_range")
 
 
 def draw_flips(flips):
@@ -451,14 +383,10 @@ def main():
     for name, folder in vars(parser.parse_args()).items():
         if folder:
             record[name] = MEASURES[name](folder)
-    log_w = read_batch()
     draw_regions()
     draw_clip(record["clip"])
-    draw_minibatches()
     draw_game(record["game"])
     draw_turns()
-    draw_histograms(log_w)
-    draw_range(log_w)
     draw_flips(record["flips"])
     record["texts"] = describe(record)
     RECORDED.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

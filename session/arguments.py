@@ -348,7 +348,8 @@ def with_defaults(typed):
     if "model_name_or_path" in typed:
         defaults = CHECKPOINT_DEFAULTS
     preset = ALGORITHMS[typed.get("algorithm", Settings.algorithm)]
-    layer = {name: value for name, value in (defaults | preset).items() if name != "objective"}
+    layer = {name: value for name, value in (defaults | preset).items()
+             if name in Settings.__dataclass_fields__}       # lam is none without features/critic.py
     return Settings(**merge(layer, typed))
 
 

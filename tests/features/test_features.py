@@ -48,6 +48,9 @@ for argv in json.loads(sys.argv[1]):
             train.main(argv)
         except SystemExit as stop:
             code = stop.code
+        except ValueError as error:              # the reader's: an advantage without its feature
+            code = 2
+            said.write(str(error))
     found.append([code, said.getvalue()])
 print(json.dumps(found))
 """

@@ -167,7 +167,8 @@ def test_bad_argument_is_one_line_per_process(home):
     said = torchrun(home, "--prompts_per_step 6 --output_dir refused", code=1).stderr.splitlines()
     assert ("--prompts_per_step 6 / --steps_per_generation 2 prompts per mini-batch cannot be "
             "divided equally among 2 processes") in said
-    assert not (home / "refused").exists() and not any(TRAIN in line for line in said)
+    assert not (home / "refused").exists() and not any(
+        f'File "{TRAIN}' in line for line in said)
 
 
 def test_folder_that_holds_a_run_is_refused_by_all(home):

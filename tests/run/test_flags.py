@@ -205,7 +205,7 @@ def some(response, answer):
     return float(answer < "4")
 
 def slow(response, answer):
-    time.sleep(0.03)
+    time.sleep(0.03 * (response != answer))
     return 1.0
 
 class Play:
