@@ -163,6 +163,9 @@ def restore(checkpoint, learner):
     if learner.settings.shard:
         set_optimizer_state_dict(learner.actor, learner.optimizer, state["optimizer"],
                                  options=whole)
+        for name, p in learner.actor.named_parameters():     # torch fills in what had no gradient
+            if name not in state["optimizer"]["state"]:
+                learner.optimizer.state.pop(p, None)
     else:
         learner.optimizer.load_state_dict(state["optimizer"])
     set_model_state_dict(learner.actor, state["critic"], options=whole)
