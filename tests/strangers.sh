@@ -69,7 +69,7 @@ path_4() {                                 # a killed run goes on
 path_5() {                                 # an adapter, loaded elsewhere, merged and served
     ln -s "$root/checkpoints" "$root/recipes" .
     python recipes/notes.py
-    must_say "^next:" python "$root/train.py" --config recipes/laptop-notes.yaml --steps 1 \
+    must_say "; next:" python "$root/train.py" --config recipes/laptop-notes.yaml --steps 1 \
         --prompts_per_step 2 --num_generations 4 \
         --eval_samples 1 --eval_prompts 2 --output_dir notes
     printf '%s\n' "from peft import PeftModel" \
