@@ -8,7 +8,7 @@
     python experiments/lesson.py --changed logs      logs/NAME.log of gspo.py, NAME in CHANGED
 
 Recorded are docs/notebooks/recorded_batch.json (one rollout batch before and after updates on
-GSPO's loss without a clip), results/spread.jsonl, and results/lesson.json, which this writes.
+GSPO's loss without a clip) and results/lesson.json, which this writes.
 """
 
 import argparse

@@ -349,7 +349,7 @@ def with_defaults(typed):
         defaults = CHECKPOINT_DEFAULTS
     preset = ALGORITHMS[typed.get("algorithm", Settings.algorithm)]
     layer = {name: value for name, value in (defaults | preset).items()
-             if name in Settings.__dataclass_fields__}       # lam is none without features/critic.py
+             if name in Settings.__dataclass_fields__}  # lam is none without features/critic.py
     return Settings(**merge(layer, typed))
 
 
