@@ -121,6 +121,9 @@ Without its clip GSPO changes by {offpolicy: without its clip: GSPO} in pass rat
 In `collapse` {mean collapse: GSPO collapses, MoE} of its runs
 """,
 "docs/evidence.md": """
+On another machine (`likelihood`, 8 seeds) it is {percent likelihood: own}, of distinct texts
+{percent likelihood: own_distinct}, and {percent likelihood: permuted_likelihood} if
+
 (tiny task, 10 batches, `learning`, {seeds learning: GSPO wide against GRPO, 16 mini-batches}
 seeds): GRPO ends at {other learning: GSPO wide against GRPO, 16 mini-batches}, the paper's range at
 {level learning: GSPO against GRPO, 16 mini-batches} and wide at {level learning: GSPO wide against
@@ -186,7 +189,7 @@ range {percent neighbours: GSPO: own} had moved in their own advantage's directi
 used, {percent neighbours: GSPO: own_permuted} if advantages were permuted, a difference of
 {neighbours: GSPO: own direction minus permuted}; {percent neighbours: GSPO: own_right} of the right
 ones and {percent neighbours: GSPO: own_wrong} of the wrong, with wide {percent neighbours: GSPO
-wide: own}: an early stop
+wide: own}.
 
 `lags`, {seeds lags: lost by GRPO at staleness 8} seeds) GRPO loses {lags: lost by GRPO at staleness
 8} against fresh ones, the paper's range {lags: lost by GSPO at staleness 8}, wide {lags: lost by

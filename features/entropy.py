@@ -16,7 +16,7 @@ class Flags:
                                section="the entropy")
     entropy_quantile: float = flag(
         0.0, "train only on tokens whose entropy is at or above this quantile of the rollout "
-             "batch; 0: train on all tokens", at_least=0, at_most=1,
+             "batch; the others stay in the divisor; 0: train on all tokens", at_least=0, at_most=1,
         needs={"old_logp=recompute": "which computes the entropies"})
 
 

@@ -26,8 +26,9 @@ class Flags:
         2.0, "upper limit of the --mismatch weights", above=0, needs="mismatch")
     mismatch_mask: str | None = flag(
         None, "drop tokens or responses whose ratio of trainer to sampler probability is outside "
-              "--mismatch_mask_bounds; the ratio is defined as for --mismatch; outlier drops a "
-              "response if one of its tokens is outside", unset="drop nothing",
+              "--mismatch_mask_bounds; they stay in the divisor; the ratio is defined as for "
+              "--mismatch; outlier drops a response if one of its tokens is outside",
+        unset="drop nothing",
         choices=("token", "seq", "geo", "outlier"), needs=RECOMPUTED)
     mismatch_mask_bounds: list[float] = flag(
         [], "lower and upper bound of the ratio for --mismatch_mask",

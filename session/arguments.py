@@ -78,7 +78,8 @@ class Core:
               "this value (1912.09729) (default: off)", above=1)
     off_policy_mask: float | None = flag(
         None, "drop responses with a negative advantage whose mean log-prob fell by more than "
-              "this many nats (2512.02556) (default: off)", above=0)
+              "this many nats (2512.02556) against the π_old of --old_logp; with sampler the "
+              "mismatch counts, too (default: off)", above=0)
     reduction: str | None = flag(
         None, "how the loss is averaged over tokens (default: that of the algorithm's paper)",
         choices=("sequence-mean", "token-mean", "group-token-mean", "constant", "sequence-sum"))
@@ -150,7 +151,8 @@ class Core:
     verbose_answers: bool = flag(False, "built-in task: answers write every step as a+b=c")
 
     steps: int = flag(
-        50, "number of rollout batches; a resumed run can be given more",
+        50, "number of rollout batches; a resumed run can be given more, which raises the learning "
+            "rate of a cosine or linear schedule again",
         section="the rollout batch", at_least=1)
     prompts_per_step: int = flag(32, "prompts per rollout batch", at_least=1)
     num_generations: int = flag(
