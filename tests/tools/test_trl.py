@@ -13,6 +13,7 @@ from session.arguments import parse
 from tiny_run import ROOT, SUMS, jsonl
 from tools import export
 
+pytest.importorskip("trl", minversion="1.16", reason="pip install trl==1.16.0")
 pytestmark = pytest.mark.trl
 WORK = ("--model_name_or_path model --dataset_name rows.jsonl --verifier exact --steps 1 "
         "--prompts_per_step 4 --num_generations 4 --steps_per_generation 2 --micro_batch_size 4 "
