@@ -11,9 +11,10 @@ right responses, goes from {mean default: before} to {default: after} (3 seeds).
 
 **Usual steps, one rate** ({seeds rule: GSPO against GRPO} seeds): GRPO {mean rule: GRPO: mean};
 GSPO with the paper's range {mean rule: GSPO: mean}, behind by {rule: GSPO against GRPO}; GRPO's
-weights with GSPO's drops {mean rule: w, GSPO's drops: mean}, level with GSPO. It is leaving out
-so much that costs, not the ratio. Elsewhere wide is ahead: SmolLM2 {mean counting: GSPO wide is
-ahead of GRPO}, a game {mean turns: GSPO wide against GRPO, one advantage per response}.
+weights with GSPO's drops {mean rule: w, GSPO's drops: mean}, level with GSPO. At this rate it is
+leaving out so much that costs, not the ratio. Elsewhere wide is ahead: SmolLM2 {mean counting:
+GSPO wide is ahead of GRPO}, a game {mean turns: GSPO wide against GRPO, one advantage per
+response}.
 
 ahead of the paper's, {lengths: mid against the paper's range, over three lengths}, and level with
 
@@ -42,10 +43,11 @@ weight is level: {rule: weight: GSPO against w with GSPO's drops}. All three tha
 
 bias of s is {toy bias s 240 usual} of |∇J|, that of no ratio {toy bias no ratio 240 usual}, of w
 {toy bias w 240 usual}. Clips add more: w with GRPO's has {toy bias w, clip .2 240 usual}, s with
-the paper's {toy bias s, paper 240 usual}. **After a usual step s is as biased as no ratio at all;
-what GSPO has is a rule for what to leave out.** Where the policies are far apart the weight
-counts, too: in the transformer with an int3 sampler (coarsely rounded weights) s is ahead of w
-with the same drops, by {mean controls: weight: wide against w with its drops, int3}; so it is
+the paper's {toy bias s, paper 240 usual}. **After a usual step of the toy s is as biased as no
+ratio at all; what GSPO has is a rule for what to leave out.** Where the policies are far apart
+the weight counts, too: in the transformer with an int3 sampler (coarsely rounded weights) s is
+ahead of w with the same drops, by {mean controls: weight: wide against w with its drops, int3};
+so it is
 
 In the transformer {percent likelihood: own} of the responses and {percent likelihood:
 own_distinct} of the distinct
@@ -75,8 +77,8 @@ more: held-out pass@1 is {mean offpolicy: before: large steps} before, and at th
 offpolicy: wide against GRPO, pass@1 at the end} with GRPO, {level offpolicy: wide against GRPO,
 pass@1 at the end} with wide and {level offpolicy: the paper's range against GRPO, pass@1 at the
 end} with the paper's range (32 seeds). As many samples in usual steps give {other offpolicy: GSPO
-against GRPO, usual steps, pass@1 at the end} with GRPO. Without a clip GSPO is behind GRPO, {mean
-offpolicy: without a clip: GSPO against GRPO, pass@1 at the end}. </details>
+against GRPO, usual steps, pass@1 at the end} with GRPO. With neither clipped, GSPO is behind
+GRPO, {mean offpolicy: without a clip: GSPO against GRPO, pass@1 at the end}. </details>
 
 games at the end: {turns: GSPO wide: more games won at the end} with wide, {turns: GSPO: more
 games won at the end} with the paper's
