@@ -5,7 +5,6 @@
     python experiments/lesson.py --game runs/turns   a game of a run of recipes/turns.yaml
     python experiments/lesson.py --clip runs/clip    who is clipped in a run with --save_minibatches
     python experiments/lesson.py --drift runs/clip   what earlier updates have done in such a run
-    python experiments/lesson.py --changed logs      logs/NAME.log of gspo.py, NAME in CHANGED
 
 Recorded are docs/notebooks/recorded_batch.json (one rollout batch before and after updates on
 GSPO's loss without a clip) and results/lesson.json, which this writes.
@@ -14,11 +13,10 @@ GSPO's loss without a clip) and results/lesson.json, which this writes.
 import argparse
 import json
 import math
-import re
 import sys
 from collections import Counter
 from pathlib import Path
-from statistics import NormalDist, mean, median, pstdev
+from statistics import mean, median, pstdev
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "experiments")]
@@ -28,12 +26,8 @@ from losses import OBJECTIVES                                                   
 from tools import style                                                              # noqa: E402
 
 RECORDED = ROOT / "experiments/results/lesson.json"
-TOKEN = OBJECTIVES["grpo"].epsilon                   # 0.2
 PAPER = OBJECTIVES["gspo"]
-WIDE = (0.03, 0.04)
 EDGES = math.log(1 - PAPER.epsilon), math.log(1 + PAPER.epsilon_high)
-# What "Change one line" changes in gspo.py; "as it is" is the file itself.
-CHANGED = ("as it is", "clip", "product", "iterations", "wide")
 
 
 def read_batch():
@@ -44,17 +38,6 @@ def read_batch():
 
 
 # ------------------------------------------------------------------------------------ the numbers
-
-def measure_batch(log_w):
-    """The numbers of sections 2 to 4."""
-    std_w = pstdev([x for row in log_w for x in row])
-    std_s = pstdev(map(mean, log_w))
-    return {"lesson std w": f"{std_w:.3f}", "lesson std s": f"{std_s:.3f}",
-            "lesson std product": f"{pstdev(map(sum, log_w)):.2f}",
-            "lesson quotient": f"{std_w / std_s:.1f}",
-            "lesson root L": f"{math.sqrt(mean(map(len, log_w))):.1f}",
-            "lesson responses": str(len(log_w))}
-
 
 def measure_flips(run):
     """Mean |log w| of a run's tokens whose experts changed and of the others, per layer and for any
@@ -78,16 +61,6 @@ def measure_flips(run):
                 tokens=counts[last] + len(found[last, False]))
 
 
-def describe_flips(flips):
-    still, moved = flips["any"]
-    return {"lesson flipped share": f"{flips['share']:.0%}",
-            "lesson moved where flipped": f"{moved:.4f}",
-            "lesson moved elsewhere": f"{still:.4f}",
-            "lesson median still": f"{flips['medians'][0]:.6f}",
-            "lesson median flipped": f"{flips['medians'][1]:.5f}",
-            "lesson flips move": f"{moved / still:.1f}"}
-
-
 def measure_clip(run, batches=10):
     """[[log s, Â]] of the responses with Â ≠ 0 before the update on mini-batch 4, of the first
     batches of a run with --save_minibatches."""
@@ -100,13 +73,10 @@ def measure_clip(run, batches=10):
 
 def measure_drift(run, batches=10):
     """Of a run with --save_minibatches: what earlier updates have done to mini-batches 2 to 4 of
-    the first batches, shares of Â = 0 in the last ones, and the shares of experts that flipped."""
+    the first batches."""
     with open(Path(run) / "minibatches.jsonl", encoding="utf-8") as file:
-        records = [json.loads(line)["minibatches"] for line in file]
-    last = [one["advantage"] == 0 for minis in records[-batches:] for mini in minis for one in mini]
-    lines = (Path(run) / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    return {"minis": [[measure_mini(mini) for mini in minis[1:]] for minis in records[:batches]],
-            "zero_late": mean(last), "flip_rate": [json.loads(line)["flip_rate"] for line in lines]}
+        records = [json.loads(line)["minibatches"] for _, line in zip(range(batches), file)]
+    return {"minis": [[measure_mini(mini) for mini in minis[1:]] for minis in records]}
 
 
 def measure_mini(mini):
@@ -129,63 +99,6 @@ def is_clipped(s, A):
     return s > EDGES[1] if A > 0 else s < EDGES[0]
 
 
-def describe_clip(dots):
-    """The numbers of section 5. By chance: of the responses outside, the share that would lie on
-    the side of their own advantage if the advantages were dealt out anew."""
-    share = lambda flags: sum(flags) / len(flags)
-    wrong = share([A < 0 for _, A in dots])
-    below, above = ([A for s, A in dots if beyond(s)] for beyond in (
-        lambda s: s < EDGES[0], lambda s: s > EDGES[1]))
-    kept = [not EDGES[0] <= s <= EDGES[1] for s, A in dots if not is_clipped(s, A)]
-    outside = len(below) + len(above)
-    own = (sum(A < 0 for A in below) + sum(A > 0 for A in above)) / outside
-    chance = (len(below) * wrong + len(above) * (1 - wrong)) / outside
-    return {"lesson dots": str(len(dots)), "lesson outside": f"{outside / len(dots):.0%}",
-            "lesson own": f"{own:.0%}", "lesson chance": f"{chance:.0%}",
-            "lesson below wrong": f"{share([A < 0 for A in below]):.0%}",
-            "lesson above right": f"{share([A > 0 for A in above]):.0%}",
-            "lesson clipped": f"{share([is_clipped(s, A) for s, A in dots]):.0%}",
-            "lesson kept outside": f"{share(kept):.0%}",
-            "lesson clip std": f"{pstdev(s for s, _ in dots):.3f}"}
-
-
-def sigmas_of(outside):
-    """ε in standard deviations of a normal log s of which this share lies outside ±ε."""
-    return NormalDist().inv_cdf(1 - outside / 2)
-
-
-def describe_drift(drift):
-    """The numbers of sections 3 to 6. The paper clips 15 % of all tokens, none in the first of four
-    mini-batches. How many of its groups have zero variance, and how many of those outside are on
-    their own side, it does not say: 0 and 3/4 give the first bound, half and half the second."""
-    minis, last = sum(drift["minis"], []), [batch[2] for batch in drift["minis"]]
-    share = lambda name, of: mean(mini[name] for mini in of)
-    sigmas = [mini["sigma"] / ((PAPER.epsilon + PAPER.epsilon_high) / 2) for mini in minis]
-    v, flips = [mini["v"] for mini in minis], drift["flip_rate"]
-    paper = [.15 * 4 / 3 / (1 - zero) / own for zero, own in ((0, .75), (.5, .5))]
-    minus = lambda text: text.replace("-", "−")
-    return {"lesson zero early": f"{share('zero', minis):.0%}",
-            "lesson zero late": f"{drift['zero_late']:.0%}",
-            "lesson median w": f"{median(mini['median_w'] for mini in last):.5f}",
-            "lesson median s": f"{median(mini['median_s'] for mini in last):.3f}",
-            "lesson A std w": f"{math.sqrt(share('v', last)):.2f}",
-            "lesson v": f"{share('v', last):.4f}",
-            "lesson half v": minus(f"{-share('v', last) / 2:.4f}"),
-            "lesson mean w": minus(f"{share('mean', last):.4f}"),
-            "lesson v low": f"{min(v):.5f}", "lesson v high": f"{max(v):.2f}",
-            "lesson sigma low": f"{min(sigmas):.0f}", "lesson sigma high": f"{max(sigmas):.0f}",
-            "lesson sigma": f"{median(sigmas):.0f}",
-            "lesson later outside": f"{share('outside', minis):.0%}",
-            "lesson later clipped": f"{share('clipped', minis):.0%}",
-            "lesson normal": f"{sigmas_of(share('outside', minis)):.2f}",
-            "lesson paper low": f"{paper[0]:.0%}", "lesson paper high": f"{paper[1]:.0%}",
-            "lesson paper sigma low": f"{sigmas_of(paper[1]):.2f}",
-            "lesson paper sigma high": f"{sigmas_of(paper[0]):.1f}",
-            "lesson flips low": f"{100 * min(flips[:10]):.1f}",
-            "lesson flips high": f"{max(flips[:10]):.1%}",
-            "lesson flips mean": f"{mean(flips):.1%}"}
-
-
 def read_game(run):
     """A response of a run of recipes/turns.yaml whose last turn alone is wrong, beside one that won
     and one that lost: what it wrote, its reward, and both kinds of advantages."""
@@ -202,33 +115,14 @@ def read_game(run):
     return {"step": group["step"], "prompt": group["prompt"].strip(), "responses": responses}
 
 
-def describe_game(game):
-    spoiled = game["responses"][1]
-    return {"lesson game whole": f"+{spoiled['response']:.2f}",
-            "lesson game last turn": f"{spoiled['turns'][-1]:.2f}".replace("-", "−")}
-
-
-def measure_changed(folder, batches=10):
-    """{name of CHANGED: [[reward, GSPO's, GRPO's share clipped of Â ≠ 0] of the first batches]}."""
-    line = re.compile(r"reward ([\d.]+)   clipped of A≠0: gspo ([\d.]+)   grpo ([\d.]+)")
-    texts = {name: (Path(folder) / f"{name}.log").read_text(encoding="utf-8") for name in CHANGED}
-    return {name: [[*map(float, found)] for found in line.findall(text)[:batches]]
-            for name, text in texts.items()}
-
-
-def describe_changed(changed):
-    """Mean reward of batches 5 to 10 and share clipped in batches 2 to 10."""
-    return ({f"lesson reward {name}": f"{mean(row[0] for row in rows[4:]):.2f}"
-             for name, rows in changed.items()}
-            | {f"lesson clips {name}": f"{mean(row[1] for row in rows[1:]):.0%}"
-               for name, rows in changed.items()})
-
-
 def describe(record):
-    """Every figure that experiments/fill.py writes into the lesson from this file's record."""
-    return (measure_batch(read_batch()) | describe_flips(record["flips"])
-            | describe_game(record["game"]) | describe_clip(record["clip"])
-            | describe_drift(record["drift"]) | describe_changed(record["changed"]))
+    """Every figure that experiments/fill.py writes into pages from this file's record."""
+    still, moved = record["flips"]["any"]
+    last = [batch[2]["median_w"] for batch in record["drift"]["minis"]]
+    log_w = read_batch()
+    return {"lesson std w": f"{pstdev([x for row in log_w for x in row]):.3f}",
+            "lesson std product": f"{pstdev(map(sum, log_w)):.2f}",
+            "lesson median w": f"{median(last):.5f}", "lesson flips move": f"{moved / still:.1f}"}
 
 
 # ----------------------------------------------------------------------------------- the pictures
@@ -372,7 +266,7 @@ def draw_game(game):
 
 
 MEASURES = {"flips": measure_flips, "game": read_game, "clip": measure_clip,
-            "drift": measure_drift, "changed": measure_changed}
+            "drift": measure_drift}
 
 
 def main():

@@ -25,7 +25,7 @@ every_document = pytest.mark.parametrize("name", DOCUMENTS)
 # flags of torchrun, pip, bubblewrap and Chromium, and what stands for any flag
 OTHERS = {*"""help nproc_per_node no-deps logdir index-url ro-bind tmpfs proc dev unshare-all
     die-with-parent new-session headless no-sandbox hide-scrollbars flag name
-    imitation_coef quantile format no_chat_template changed clip drift flips game""".split()}
+    imitation_coef quantile format no_chat_template clip drift flips game""".split()}
 
 
 # -------------------------------------------------------------------------------- files and links
