@@ -70,7 +70,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "experiments")]
 
 import intervals
 import toy
-from losses import policy_loss
+from losses import find_clipped, policy_loss
+from ratios import sequence_ratio
 from tools import style
 
 RESULTS = ROOT / "experiments/results/toy.json"
@@ -164,11 +165,12 @@ COLOURS = {"GRPO": style.ORANGE, "paper": style.BLUE, "×10": style.SKY, "wide":
 
 # ---------------------------------------------------------------------------------------- the runs
 
-def drop_by_s(arm, logp, old_logp, A):
+def drop_by_s(arm, logp, old_logp, A, mask):
     """The responses that an arm leaves out because GSPO's clip does, [B] bool."""
-    s = (logp - old_logp).mean(-1).detach().exp()                                # [B]
-    low, high = paper(arm.times) if arm.drop else (math.inf, math.inf)
-    return (A > 0) & (s > 1 + high) | (A < 0) & (s < 1 - low)                    # [B]
+    s = sequence_ratio(logp.detach(), old_logp, mask)                            # [B]
+    epsilon, epsilon_high = paper(arm.times) if arm.drop else (math.inf, math.inf)
+    below, above = find_clipped(s, A, 1 - epsilon, 1 + epsilon_high)             # [B] each
+    return below | above
 
 
 def run(arm, cell, rate, first, count):
@@ -184,7 +186,7 @@ def run(arm, cell, rate, first, count):
     def objective(algorithm, logp, old_logp, A, mask, **options):
         batch, part = divmod(next(calls), cell.mini_batches)
         live = (A != 0).view(count, -1)                                          # [S, b]
-        out = drop_by_s(arm, logp, old_logp, A)                                  # [S·b]
+        out = drop_by_s(arm, logp, old_logp, A, mask)                            # [S·b]
         if arm.drop == "random":
             share = out.view(count, -1).sum(1) / live.sum(1).clamp(min=1)        # [S]
             rows = toy.split(seeds, batch, cell.prompts, cell.mini_batches)[part]
@@ -266,10 +268,11 @@ def estimate(rule, arm, new, old, chosen, A):
     A [n]. Without a change of the policy every rule's is Â Σ_t ∇log π(y_t)."""
     old_logp = old.log_softmax(-1).take(chosen)                                  # [n, L]
     logp = new.log_softmax(-1).take(chosen).requires_grad_()                     # [n, L]
-    kept = ~drop_by_s(arm, logp, old_logp, A)                                    # [n]
+    mask = torch.ones_like(logp).bool()                                          # [n, L]
+    kept = ~drop_by_s(arm, logp, old_logp, A, mask)                              # [n]
     scale = 1 / logp.shape[1] if rule == "product" else 1
-    loss, _ = policy_loss(arm.algorithm, logp, old_logp, A, torch.ones_like(logp).bool(),
-                          epsilon=arm.clip[0], epsilon_high=arm.clip[1],
+    loss, _ = policy_loss(arm.algorithm, logp, old_logp, A, mask, epsilon=arm.clip[0],
+                          epsilon_high=arm.clip[1],
                           weights=scale * kept[:, None].expand(logp.shape).double())
     push = -torch.autograd.grad(loss, logp)[0]                                   # [n, L]
     rows = push.new_zeros(len(A), 1000).scatter_add_(1, chosen, push).view(-1, 100, 10)
