@@ -14,6 +14,7 @@ experiments/run.py writes, and from `texts` in the results of benchmarks:
     above learning: against GRPO    the seeds at which it is above 0, "3 of 8"
     seeds learning: against GRPO    their number
     percent learning: against GRPO  the mean as a percentage
+    lines losses.py                 of a file at the root
     holm offpolicy: replay against none     p of "it is not 0", by Holm over its question
     compared rule                   levels, differences and verdicts of a question's variants
     decided, undecided, map         other tables of docs/evidence.md
@@ -53,7 +54,9 @@ def texts():
     found = json.loads((ROOT / "experiments/results/numbers.json").read_text(encoding="utf-8"))
     ratio = OBJECTIVES["grpo"].epsilon / OBJECTIVES["gspo"].epsilon
     numbers = found["numbers"]
-    names = {"decided": verdicts(found, True), "undecided": verdicts(found, False),
+    names = {f"lines {file.name}": str(len(file.read_text(encoding="utf-8").splitlines()))
+             for file in ROOT.glob("*.py")}
+    names |= {"decided": verdicts(found, True), "undecided": verdicts(found, False),
              "map": regimes(numbers), "quotient of epsilons": f"{ratio:.0f}"}
     for key, number in numbers.items():
         if number["mean"] is not None:

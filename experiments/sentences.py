@@ -7,7 +7,25 @@ sentence, change its paragraph.
 
 SENTENCES = {
 "README.md": """
-right responses, goes from {mean default: before} to {default: after} (3 seeds). Then:
+| first | `gspo.py` | {lines gspo.py} |
+
+| 1 | `toy.py` | {lines toy.py} |
+
+| 2 | `ratios.py` | {lines ratios.py} |
+
+| 3 | `advantages.py` | {lines advantages.py} |
+
+| 4 | `losses.py` | {lines losses.py} |
+
+| 5 | `rollout.py` | {lines rollout.py} |
+
+| 6 | `train.py` | {lines train.py} |
+
+| 7 | `moe.py`, `routes.py` | {lines moe.py} + {lines routes.py} |
+
+| 8 | `eval.py` | {lines eval.py} |
+
+right responses, goes from {mean default: before} to {default: after} (3 seeds):
 
 **Usual steps, one rate** ({seeds rule: GSPO against GRPO} seeds): GRPO {mean rule: GRPO: mean};
 GSPO with the paper's range {mean rule: GSPO: mean}, behind by {rule: GSPO against GRPO}; GRPO's
