@@ -90,8 +90,9 @@ class Task:
         response does not have this component; the reward of one without any is NaN, also beside a
         penalty. Raises Refusal for a reward beyond LARGEST_REWARD."""
         K = len(self.component_names)                        # after them, DAPO's penalty
-        weights = components.new_tensor(self.weights(components))                   # [K+]
-        values = components.masked_fill(components.isnan(), 0.0) * weights          # [B, K+]
+        weights = torch.tensor(self.weights(components), dtype=components.dtype)    # [K+]
+        values = components.masked_fill(components.isnan(), 0.0)                    # [B, K+]
+        values = values * weights.to(components.device)                             # [B, K+]
         ungraded = components[:, :K].isnan().all(1)                                 # [B]
         rewards = without_rounding(values[:, :K].sum(1), values[:, :K].abs().sum(1))    # [B]
         rewards = rewards + values[:, K:].sum(1)                                    # [B]
