@@ -130,7 +130,6 @@ class Clip:
     defaults are those of PPO's clip."""
     of: str = "w"                # what the clip range limits: w (any ratio), log w or π - μ, also
                                  # as a KL
-    widest: float = 1.0          # epsilon and epsilon_high must be below this
     pulls: bool = False          # whether it has a gradient where A = 0
 
     @property
@@ -140,8 +139,6 @@ class Clip:
 
 
 CLIPS = {  # the clips that are not of PPO's kind
-    "weight": Clip(widest=math.inf),
-    "two-sided": Clip(widest=math.inf),
     "square": Clip(pulls=True),
     "log-min": Clip(of="log w"),
     "tv": Clip(of="π - μ"),

@@ -80,8 +80,7 @@ class Batch:
     weights: torch.Tensor | None = None      # [B, T] how tokens are averaged (per mini-batch)
     factors: torch.Tensor | None = None      # [B, T] constants on the surrogate (scale_surrogate)
     routes: Pass | None = None               # [L, B, T, ·] what π_old's routers chose (MoE)
-    free_logp: torch.Tensor | None = None    # [B, T] log π_old without forced routes, if forced
-    free_routes: Pass | None = None          # [L, B, T, ·] what π_old's routers choose then
+    free_routes: Pass | None = None          # [L, B, T, ·] what they choose if none were forced
     new_free_routes: Pass | None = None      # the same under π_θ, after the updates
     sampled: tuple = ()                      # (rollout, parts) of each round of sampling
     step: int = 1                            # the number of the batch

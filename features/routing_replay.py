@@ -72,7 +72,6 @@ class RoutingReplay(Feature):
         if self.settings.routing_replay == "rollout":     # the old log-probs have forced routes
             free = learner.score(replace(batch.rollout, forced_routes=None))
             batch.free_routes = free.routes                                         # [L, B, T, ·]
-            batch.free_logp = free.logp                                             # [B, T]
         routes = recorded_routes(old.passes, batch.rollout, self.together)
         batch.rollout = replace(batch.rollout, forced_routes=routes)
 

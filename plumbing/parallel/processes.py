@@ -152,9 +152,11 @@ def stop():
     Call it when nothing refers to the actor any more. DDP refers to the process group too, and if
     its reference is the last one, the process can hang: DDP's destructor waits for gloo's threads
     while it holds Python's global lock (GIL), which these threads need to free their tensors. The
-    group's own destructor releases the lock.
+    group's own destructor releases the lock. With FSDP2 gloo's threads outlive the group, because
+    torch's caches refer to it: a thread that still frees a tensor when Python ends would abort it.
     """
     while AT_STOP:
         AT_STOP.pop()()
     if dist.is_initialized():
+        dist.barrier()
         dist.destroy_process_group()

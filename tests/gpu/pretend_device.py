@@ -144,12 +144,12 @@ def tree_map(change, x):
 
 
 def in_engine():
-    """Whether autograd's own thread asks, and no Python code of a backward. The engine adds up what
+    """Whether autograd's engine asks, and no Python code of a backward. The engine adds up what
     flows into a node in place, but not for subclasses such as ours."""
     frame, passed = sys._getframe(1), (__file__, "_compile.py", "eval_frame.py")
     while frame and frame.f_code.co_filename.endswith(passed):
         frame = frame.f_back
-    return frame is None
+    return frame.f_code.co_name == "_engine_run_backward"
 
 
 class Gpu(TorchDispatchMode):
@@ -304,6 +304,7 @@ class Gpu(TorchDispatchMode):
         if not self.ready:
             self.ready = True
             patch(self)
+            torch.autograd.set_multithreading_enabled(False)  # a thread that outlives Python aborts
         return super().__enter__()
 
 

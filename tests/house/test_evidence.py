@@ -20,7 +20,6 @@ sys.path.insert(0, str(ROOT / "experiments"))                # as when run.py is
 import fill  # noqa: E402
 import intervals  # noqa: E402
 import judging  # noqa: E402
-import lesson  # noqa: E402
 import measures  # noqa: E402
 import pictures  # noqa: E402
 import run  # noqa: E402
@@ -381,14 +380,13 @@ def test_a_change_of_another_experiment_keeps_runs_comparable(workplace, monkeyp
     assert code().startswith(f"{first}+"), "not committed"
 
 
-# -------------------------------------------------------------------- what a page draws from a run
+# ---------------------------------------------------------------------------- what a run measures
 
 @pytest.mark.slow
-def test_drift_measures_what_a_figure_of_the_lesson_reads(monkeypatch):
-    """Of recorded runs that are made again, too."""
+def test_drift_measures_ratios_that_spread():
     found = measures.drift(0, "--num_hidden_layers 1 --hidden_size 32", True)
-    monkeypatch.setattr(judging, "read", lambda name: {0: dict(figures=found)})
-    for first, *later in lesson.read_spread():
+    for name in "ws":
+        first, *later = [found[f"log_{name}_var_{k}"] for k in range(1, 5)]
         assert abs(first) < 1e-9 < min(later)
 
 

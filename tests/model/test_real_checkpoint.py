@@ -97,8 +97,8 @@ def test_logp_is_that_of_a_plain_forward(model, tokenizer, draw, temperature):
 
 def train(folder, output_dir, flags):
     """The metrics of a run of train.py on the checkpoint."""
-    words = f"train.py --model_name_or_path {folder} --device cpu --output_dir {output_dir} {flags}"
-    python(*shlex.split(words), cwd=ROOT)
+    python("train.py", "--model_name_or_path", folder, "--output_dir", output_dir,
+           "--device", "cpu", *shlex.split(flags), cwd=ROOT)
     return metrics(output_dir)
 
 
