@@ -615,7 +615,9 @@ RULE = Question(
 LENGTHS_OF = {                       # {tokens: (flags, ε of GSPO mid)}
     "21": ("--cold_start_steps 270", .0097),
     "61": ("--verbose_answers --cold_start_steps 215", .0098),
-    "110": ("--verbose_answers --min_terms 16 --max_terms 20 --cold_start_steps 400", .0029)}
+    "110": ("--verbose_answers --min_terms 16 --max_terms 20 --cold_start_steps 400", .0029),
+    "182": ("--verbose_answers --min_terms 26 --max_terms 34 --cold_start_steps 500", .0022)}
+MEASURED = ("21", "61", "110")
 ARMS = ("GRPO", "GSPO", "GSPO mid", "GSPO wide")
 
 
@@ -633,48 +635,53 @@ def at_lengths(variant, lengths=tuple(LENGTHS_OF), rates=("4e-4",)):
 LENGTHS = Question(
     claim="Over three lengths a clip range meant to drop a fifth of the signal learns more than "
           "the paper's", asks="Which clip range at which length?",
-    regime="1 M parameters, 4 layers, responses of about 21, 61 and 110 tokens, 16 rollout "
-           "batches, constant rate 4e-4, 4 mini-batches",
+    regime="1 M parameters, 4 layers, responses of about 21, 61 and 110 tokens (182: a look), 16 "
+           "rollout batches, constant rate 4e-4, 4 mini-batches",
     flags=f"--steps 16 {CONSTANT}",
     variants=known("GRPO", "GSPO", "GSPO wide") | {"GSPO mid": "--algorithm gspo"},
-    settings=at_lengths, groups={"measured": tuple(f"{length} 4e-4" for length in LENGTHS_OF)},
+    settings=at_lengths, groups={"measured": tuple(f"{length} 4e-4" for length in MEASURED)},
     seeds=range(100, 120), least_start=.1, seconds=30,
-    parts=(Part("61 4e-4, 21 4e-4, 110 4e-4", range(100, 120), ARMS, 8),),
+    parts=(Part("61 4e-4, 21 4e-4, 110 4e-4", range(100, 120), ARMS, 8),
+           Part("182 4e-4", range(100, 120), ARMS, 4)),
     rules={"mid against the paper's range, over three lengths": Rule(
                "GSPO mid@mean measured:mean - GSPO@mean measured:mean", level=EQUAL,
                predicted="ahead"),
            "mid against GRPO, over three lengths": Rule(
                "GSPO mid@mean measured:mean - GRPO@mean measured:mean", level=EQUAL),
            **each("{0} against GRPO, {1} tokens", "{0}@{1} 4e-4:mean - GRPO@{1} 4e-4:mean",
-                  ARMS[1:], LENGTHS_OF, level=EQUAL),
+                  ARMS[1:], MEASURED, level=EQUAL),
+           **each("{0} against GRPO, 182 tokens", "{0}@182 4e-4:mean - GRPO@182 4e-4:mean",
+                  ARMS[1:], rule=Reported),
            **each("{0}, {1} tokens: {2}", "{0}@{1} 4e-4:{2}", ARMS, LENGTHS_OF, SEEN,
                   rule=Reported, form="{:.3f}")},
     decided_by=("mid against the paper's range, over three lengths",),
     notes="""Mean pass rate of the 16 batches. The warm-up was chosen on seed 99 so that the first
         pass rate is .35 ± .05; at 110 tokens it stays near .25 from 400 warm-up steps to 600. GSPO
         mid: ε from one GRPO run of seed 99 at each length, so that 20 % of the tokens with Â ≠ 0 in
-        the last mini-batches would be dropped (rows.py --print_range 0.2); ε_high is 4/3 of it. A
-        warm-up that is right in less than a tenth of the first batch has learned nothing yet: the
-        next seed takes its place, at all three lengths. A look at 182 tokens was planned and not
-        run, for time.""")
+        the last mini-batches would be dropped (rows.py --print_range 0.2); ε_high is 4/3 of it; at
+        182 tokens it is that of 110 times √(110 / 182). A warm-up that is right in less than a
+        tenth of the first batch has learned nothing yet: the next seed takes its place, at all
+        three lengths.""")
 
 OWN_RATES = ("2e-4", "4e-4", "8e-4", "1.2e-3")
 OWN_RATE = Question(
     claim="At its own best learning rate no clip range differs from GRPO",
     asks="And each at its own best rate?",
-    regime="1 M parameters, 4 layers, responses of about 21 tokens, 16 rollout batches, 4 "
-           "mini-batches, constant rates",
+    regime="1 M parameters, 4 layers, responses of about 21 and 61 tokens, 16 rollout batches, "
+           "4 mini-batches, constant rates",
     flags=LENGTHS.flags, variants=LENGTHS.variants,
-    settings=partial(at_lengths, lengths=("21",), rates=OWN_RATES), by="mean",
+    settings=partial(at_lengths, lengths=("21", "61"), rates=OWN_RATES), by="mean",
     choosing=range(200, 215), seeds=range(215, 235), least_start=.1, seconds=20,
-    parts=(Part("all 21", range(200, 215), ARMS, 4), Part("best 21", range(215, 235), ARMS, 8)),
-    rules={**each("{0} against GRPO", "{0}@best 21:mean - GRPO@best 21:mean", ARMS[1:],
-                  level=EQUAL, predicted="level"),
-           **each("{0}: {1}", "{0}@best 21:{1}", ARMS, SEEN, rule=Reported, form="{:.3f}")},
+    parts=tuple(Part(f"{word} {length}", seeds, ARMS, count) for length in ("21", "61")
+                for word, seeds, count in (("all", range(200, 215), 4),
+                                           ("best", range(215, 235), 8))),
+    rules={**each("{0} against GRPO, {1} tokens", "{0}@best {1}:mean - GRPO@best {1}:mean",
+                  ARMS[1:], ("21", "61"), level=EQUAL, predicted="level"),
+           **each("{0}, {1} tokens: {2}", "{0}@best {1}:{2}", ARMS, ("21", "61"), SEEN,
+                  rule=Reported, form="{:.3f}")},
     notes="""Each variant at the rate with the highest mean pass rate of the 16 batches on four
         seeds from 200, judged on eight from 215; a warm-up that is right in less than a tenth of
-        the first batch is not used. GSPO mid keeps the ε of `lengths`, whatever the rate. The same
-        at 61 tokens was planned and not run, for time.""")
+        the first batch is not used. GSPO mid keeps the ε of `lengths`, whatever the rate.""")
 
 CONTROLS = Question(
     claim="With stale or rounded samplers what helps is what the clip leaves out, not the ratio s",
