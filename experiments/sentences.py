@@ -36,7 +36,7 @@ response}.
 
 ahead of the paper's, {lengths: mid against the paper's range, over three lengths}, and level with
 
-paper's range is behind, {own_rate: GSPO against GRPO}; the two wider ones are level. In a policy
+paper's range is behind, {own_rate: GSPO against GRPO, 21 tokens}; the two wider ones are level. In a policy
 of a thousand numbers the paper's range is ahead then, {toy paper 24 own}: a toy predicts
 
 rate:** wide is ahead, {mean controls: GSPO wide, 8 batches old: mean} against {mean controls:
@@ -89,7 +89,7 @@ GSPO, 110 tokens: clip_signal}.
 over the batches is {toy level paper 24 own} at rate {toy rate paper 24}, GRPO's {toy level GRPO
 24 own} at {toy rate GRPO 24}. Wide has {toy level wide 24 own} (other seeds than
 
-paper's range is behind, {own_rate: GSPO against GRPO}. *Mid* and wide
+paper's range is behind, {own_rate: GSPO against GRPO, 21 tokens}. *Mid* and wide
 
 more: held-out pass@1 is {mean offpolicy: before: large steps} before, and at the end {other
 offpolicy: wide against GRPO, pass@1 at the end} with GRPO, {level offpolicy: wide against GRPO,
@@ -154,12 +154,9 @@ its clip: GRPO}; {above offpolicy: collapsed: GSPO no clip} runs of GSPO collaps
 offpolicy: collapsed: GRPO no clip} of GRPO. GSPO without a clip is {offpolicy: without a clip: GSPO
 against GRPO} from GRPO without
 
-four epochs change GRPO by {epochs: GRPO: μ = 4 minus μ = 1}, the paper's range by {epochs: GSPO: μ
-= 4 minus μ = 1}, wide by {epochs: GSPO wide: μ = 4 minus μ = 1}.
-
 batches of 128 responses, `collapse`): {mean collapse: GRPO collapses, MoE} of GRPO's runs collapse
-and {mean collapse: GSPO collapses, MoE} of GSPO's; GSPO ends above GRPO, {collapse: GSPO prevents
-it}; without a rule beforehand GSPO wide does so by {collapse: GSPO wide against GRPO}. Its two
+and {mean collapse: GSPO collapses, MoE} of GSPO's; GSPO ends {collapse: GSPO prevents
+it} above GRPO
 
 batches of 128 responses, `offpolicy`, {seeds offpolicy: wide against GRPO} seeds). These runs
 unlearn: pass@1 is {mean offpolicy: before: large steps} before, and at the end GRPO's is {other
@@ -191,7 +188,7 @@ more games than one per response: GSPO wide {turns: GSPO wide: more games won at
 end}. With one per response wide is {turns: GSPO wide against GSPO, one advantage per response}
 above
 
-`learning`) both are undecided: wide {learning: wide against GRPO}, the paper's range {learning:
+`learning`), both are undecided: wide {learning: wide against GRPO}, the paper's range {learning:
 against GRPO} (GRPO broke
 
 There wide is {offpolicy: the weight: wide against dropped by s} above the same drop rule with
@@ -202,14 +199,10 @@ p {holm offpolicy: the same share: wide against narrow GRPO}: undecided (ahead a
 the weight: wide against dropped by s} and {above offpolicy: the same share: wide against narrow
 GRPO} seeds). The narrow GRPO is {offpolicy: the same share: narrow GRPO against GRPO} above GRPO
 
-clips the shortest third {short: at least 1.5 times as often} times as often
-
 (`neighbours`, {seeds neighbours: GSPO: own} seeds): of the responses with Â ≠ 0 outside the paper's
 range {percent neighbours: GSPO: own} had moved in their own advantage's direction before they were
 used, {percent neighbours: GSPO: own_permuted} if advantages were permuted, a difference of
-{neighbours: GSPO: own direction minus permuted}; {percent neighbours: GSPO: own_right} of the right
-ones and {percent neighbours: GSPO: own_wrong} of the wrong, with wide {percent neighbours: GSPO
-wide: own}.
+{neighbours: GSPO: own direction minus permuted}.
 
 `lags`, {seeds lags: lost by GRPO at staleness 8} seeds) GRPO loses {lags: lost by GRPO at staleness
 8} against fresh ones, the paper's range {lags: lost by GSPO at staleness 8}, wide {lags: lost by
