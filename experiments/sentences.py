@@ -107,8 +107,6 @@ GSPO − GRPO is {depth: GSPO against GRPO, 2.8e-4}. Others saw collapses
 """,
 "docs/data.md": """
 where its log-probs stay within {vllm_apart} nats of the policy's,
-
-on one core, the share of held-out games won rose from {mean guess: before} to {mean guess: after}.
 """,
 "docs/corrections.md": """
 still move s. Here {mean bounded: s leaves the clip range in less than 1 % of answers} of the
