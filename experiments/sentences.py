@@ -253,10 +253,5 @@ rate of matrix products, {speed_limit}.
 for windows of L tokens of {bf16 responses} responses
 
 independent between tokens, about {bf16 arithmetic}/√L. A clip
-
-with L as arithmetic does: {bf16 lost} at {bf16 longest} tokens, where log s truly moves by {bf16
-true}. Weights
-
-clip range is {quotient of epsilons} times as wide
 """,
 }
