@@ -121,16 +121,13 @@ Here the median distance of w from 1 is {lesson median w}; with
 
 0.2 / 3e-4 = {quotient of epsilons}: the *clip ranges* differ
 
-errs more than w_t in {s worse with a baseline} of the draws and less in the others; without it more
-in {s worse without}. Neither
-
-clips the shortest third of ours {short: at least 1.5 times as often} times as often
+errs more than w_t in {s worse with a baseline} of the draws; without it in {s worse without}.
 
 off its figure 2. Here: {mean clipped: GSPO's share} against {mean clipped: GRPO's share}. Shares
 
 clips {mean learning: GSPO clips} at the paper's range, {mean learning: GSPO ×10 clips} at ten times
 and {mean learning: GSPO wide clips} at a hundred times that range; GRPO clips {mean learning: GRPO
-clips}. And
+clips}.
 
 Without its clip GSPO changes by {offpolicy: without its clip: GSPO} in pass rate at large
 
