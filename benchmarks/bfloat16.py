@@ -151,19 +151,16 @@ def texts(found):
                     for kind in ("grid", "spread"))
     rows = []
     for L, of in grid.items():
-        cells = [f"{of['formats'][name]['arithmetic']:.1e}" for name in FORMATS]
+        cells = [f"{of['formats'][name]['arithmetic']:.1e}" for name in ("bfloat16", "float16")]
         sixteen = of["formats"]["bfloat16"]
         rows.append((L, f"{of['true']:.1e}", *cells, f"{sixteen['lost']:.1e}",
                      f"{spread[L]['formats']['bfloat16']['lost']:.1e}",
                      f"{sixteen['out_of_paper']:.0%}", f"{sixteen['out_of_wide']:.0%}"))
-    head = ("L", "true move", *FORMATS, "lost update, published weights", "spread weights",
-            "outside 3e-4 / 4e-4", "outside 0.2/√L")
+    head = ("L", "true move", "bfloat16", "float16", "lost update, published weights",
+            "spread weights", "outside 3e-4 / 4e-4", "outside 0.2/√L")
     scaled = [of["formats"]["bfloat16"]["arithmetic"] * math.sqrt(L) for L, of in grid.items()]
-    last = max(grid)
     return {"bfloat16": table(head, *rows),
             "bf16 arithmetic": f"{sum(scaled) / len(scaled):.3f}",
-            "bf16 lost": f"{grid[last]['formats']['bfloat16']['lost']:.1e}",
-            "bf16 true": f"{grid[last]['true']:.1e}", "bf16 longest": str(last),
             "bf16 responses": str(found["responses"])}
 
 

@@ -107,8 +107,6 @@ GSPO − GRPO is {depth: GSPO against GRPO, 2.8e-4}. Others saw collapses
 """,
 "docs/data.md": """
 where its log-probs stay within {vllm_apart} nats of the policy's,
-
-on one core, the share of held-out games won rose from {mean guess: before} to {mean guess: after}.
 """,
 "docs/corrections.md": """
 still move s. Here {mean bounded: s leaves the clip range in less than 1 % of answers} of the
@@ -123,16 +121,13 @@ Here the median distance of w from 1 is {lesson median w}; with
 
 0.2 / 3e-4 = {quotient of epsilons}: the *clip ranges* differ
 
-errs more than w_t in {s worse with a baseline} of the draws and less in the others; without it more
-in {s worse without}. Neither
-
-clips the shortest third of ours {short: at least 1.5 times as often} times as often
+errs more than w_t in {s worse with a baseline} of the draws; without it in {s worse without}.
 
 off its figure 2. Here: {mean clipped: GSPO's share} against {mean clipped: GRPO's share}. Shares
 
 clips {mean learning: GSPO clips} at the paper's range, {mean learning: GSPO ×10 clips} at ten times
 and {mean learning: GSPO wide clips} at a hundred times that range; GRPO clips {mean learning: GRPO
-clips}. And
+clips}.
 
 Without its clip GSPO changes by {offpolicy: without its clip: GSPO} in pass rate at large
 
@@ -248,10 +243,5 @@ rate of matrix products, {speed_limit}.
 for windows of L tokens of {bf16 responses} responses
 
 independent between tokens, about {bf16 arithmetic}/√L. A clip
-
-with L as arithmetic does: {bf16 lost} at {bf16 longest} tokens, where log s truly moves by {bf16
-true}. Weights
-
-clip range is {quotient of epsilons} times as wide
 """,
 }

@@ -99,8 +99,7 @@ def shortened(words, model):
         own = ["--cold_start_steps", "5"]                    # a game has its own prompts
     if "model_name_or_path" in typed:
         own = ["--model_name_or_path", there(typed["model_name_or_path"], model)]
-    stage = ["--stage2_step", "1"] if "stage2_step" in typed else []
-    return [*words, *own, *SHORT, *stage]
+    return [*words, *own, *SHORT]
 
 
 def run(line, model):
@@ -125,7 +124,7 @@ def run(line, model):
 @pytest.mark.parametrize("document", dict.fromkeys(document for document, _ in RUN))
 def test_the_commands_of_a_document_run(document, model, batches):
     made = ["repeat.py", "repeat.jsonl"] * (document == "docs/exercises/README.md")
-    for name in ("mine.py", "mine.jsonl", "easy.jsonl", "hard.jsonl", *made):      # not shown
+    for name in ("mine.py", "mine.jsonl", *made):      # not shown
         if name.endswith(".py"):
             write(name, "def reward(response, answer):\n"
                         "    return float(answer in response)\n\n\nrepaired = reward\n")
