@@ -40,7 +40,7 @@ class Objective:
     epsilon: float | None        # the clip range is [1 - epsilon, 1 + epsilon_high] for a clip of w
     epsilon_high: float | None   # and [-epsilon, epsilon_high] for others (see Clip); None: none
     reduction: str               # how tokens are averaged, see token_weights
-    source: str = ""             # arXiv id and equation
+    source: str = ""             # arXiv id and equation; "" if not published
     constants: dict = field(default_factory=dict)    # the constants of the clip, by name
     dual_clip: float | None = None         # c > 1: where A < 0, no gradient above w = c
                                            # (1912.09729; 2505.07291)
@@ -107,8 +107,8 @@ OBJECTIVES = {  # "constant" is meant for advantages that are not divided by a s
 class Ratio:
     """What multiplies the advantage; for a clip of log w its logarithm."""
     function: Callable           # (logp, old_logp, mask) -> [B, T], or [B] if a response has one
-    per: str                     # "response", or "token": each token has its own, or its own
-                                 # gradient (gspo-token)
+    per: str                     # "token" if its gradient is that of the token alone, else
+                                 # "response"
     mean: bool = False           # whether it is a mean over tokens, so that it spreads far less
 
 

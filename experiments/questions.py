@@ -142,7 +142,7 @@ OLD_CHOOSE = range(4)
 ROUGH = tuple(f"mb{m} {rate:g}" for rate in (8e-4, 16e-4) for m in (8, 16))
 MOE = ("GRPO", "GSPO", "GSPO ×10", "GSPO wide", "GRPO replay")
 LEARNING = Question(
-    claim="GSPO with the paper's clip range learns faster than GRPO at equal budget",
+    claim="The paper's range learns faster than GRPO at equal budget",
     source="GSPO §5.1 and figure 1", reported="higher reward at the same compute (curves only)",
     regime=f"{TINY}, 10 rollout batches", flags=f"--steps 10 {EVAL}",
     variants=known(*MOE)
@@ -171,7 +171,7 @@ LEARNING = Question(
 STEP_SIZES = {f"{rate:g} × {m}": f"--learning_rate {rate:g} --steps_per_generation {m}"
               for rate, m in ((2e-4, 4), (4e-4, 4), (6e-4, 4), (8e-4, 8), (8e-4, 16), (16e-4, 2))}
 STEPS = Question(
-    claim="GSPO with a clip range of 0.03 / 0.04 learns more than GRPO over six step sizes",
+    claim="GSPO wide learns more than GRPO over six step sizes",
     asks="Does GSPO learn more than GRPO, over six step sizes (learning rate × mini-batches)?",
     regime=f"{TINY}, 10 rollout batches", flags=f"--steps 10 {EVAL}", variants=known(*MOE[:4]),
     settings=STEP_SIZES, seeds=range(17, 25),
@@ -216,7 +216,7 @@ SHALLOW = "4 layers 0.00028"
 AT_BREAKS = f"{{0}}@{BREAKS} - GRPO@{BREAKS}"
 AT_SHALLOW = f"{{0}}@{SHALLOW} - GRPO@{SHALLOW}"
 DEPTH = Question(
-    claim="At 48 layers, where runs break, GSPO with the paper's clip range ends above GRPO",
+    claim="At 48 layers, where runs break, the paper's range ends above GRPO",
     asks="Does anything end above GRPO at 48 layers, at the rate 2.8e-4 where runs break?",
     source="GSPO §5.3", reported="GRPO converges only with routing replay; GSPO needs none",
     regime=DEEP_REGIME, flags=f"--steps 16 {EVAL} {DEEP}",
@@ -261,8 +261,8 @@ def trusted(*names, name="{} trusted"):
 
 
 DOSE = Question(
-    claim="GSPO with a clip range of 0.03 / 0.04 loses less than GRPO where a coarse sampler is "
-          "trusted", source="GSPO §5.4", regime=f"{TINY}, 16 rollout batches, rate 4e-4",
+    claim="Where a coarse sampler is trusted GSPO wide loses less than GRPO", source="GSPO §5.4",
+    regime=f"{TINY}, 16 rollout batches, rate 4e-4",
     flags=f"--steps 16 --learning_rate 0.0004 {EVAL}", variants=known(*FIRST) | trusted(*FIRST),
     settings={bits: f"--sampler_dtype {bits}" for bits in ("float32", "int4", "int3")},
     groups={"coarse": ("int3", "int4")}, seeds=range(25, 41),
@@ -398,8 +398,7 @@ SHORT = Question(
 BF16 = "GSPO wide bf16"
 SOON = dict(least=4)                # what four seeds can tell; differences ask for eight
 COUNTING = Question(
-    claim="With answers of sixty tokens of a pretrained model, GSPO with a clip range of "
-          "0.03 / 0.04 learns as much in bfloat16 as in float32",
+    claim="SmolLM2: GSPO wide learns as much in bfloat16 as in float32",
     regime="SmolLM2-135M-Instruct counts twenty numbers, 6 rollout batches of 8 × 8 answers",
     flags=f"{SMOLLM2} --dataset_name data/counting_train.jsonl --test_dataset_name "
           "data/counting_test.jsonl --verifier experiments/counting.py:share "
@@ -434,8 +433,8 @@ WAYS = {"GSPO wide": "--algorithm gspo_token", "GRPO": GRPO,
         "GSPO": "--algorithm gspo_token --epsilon 3e-4 --epsilon_high 4e-4"}
 SOONER = dict(supported=(-inf, 0), contradicted=(0, inf), nothing=.5, least=16, form="{:+.1f}")
 TURNS = Question(
-    claim="In a game of four turns an advantage for every turn learns more, or sooner, than one "
-          "for the whole response",
+    claim="In a game of four turns an advantage per turn learns more, or sooner, than one per "
+          "response",
     asks="Does an advantage for every turn help?", source="GSPO §4.3",
     reported="no figure: GSPO-token is introduced for it",
     regime="0.5 M parameters, 2 layers, four turns of six tokens, 30 rollout batches",
@@ -546,8 +545,8 @@ OFFPOLICY = Question(
         two interactions. 32 seeds were planned, 16 at usual steps; fewer decide nothing.""")
 
 NEIGHBOURS = Question(
-    claim="Most responses that leave the clip range have moved in their own advantage's direction "
-          "before they were used", asks="Whom does a clip drop?",
+    claim="Most responses that leave the clip range have moved in their own advantage's direction",
+    asks="Whom does a clip drop?",
     regime=f"{TINY}, 10 rollout batches, rate 4e-4",
     flags=f"--steps 10 --learning_rate 4e-4 {EVAL}",
     variants=known(*FIRST[1:]), seeds=range(1000, 1008), seconds=12,

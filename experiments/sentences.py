@@ -36,8 +36,8 @@ response}.
 
 ahead of the paper's, {lengths: mid against the paper's range, over three lengths}, and level with
 
-paper's range is behind, {own_rate: GSPO against GRPO, 21 tokens}; the two wider ones are level. In a policy
-of a thousand numbers the paper's range is ahead then, {toy paper 24 own}: a toy predicts
+paper's range is behind, {own_rate: GSPO against GRPO, 21 tokens}; the two wider ones are level. In
+a policy of a thousand numbers the paper's range is ahead then, {toy paper 24 own}: a toy predicts
 
 rate:** wide is ahead, {mean controls: GSPO wide, 8 batches old: mean} against {mean controls:
 GRPO, 8 batches old: mean} (8 batches old) and {mean controls: GSPO wide, int3: mean} against

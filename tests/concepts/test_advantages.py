@@ -13,6 +13,7 @@ from advantages import (ADVANTAGES, INPUTS, ValueHead,
                         leave_one_out, not_all_correct, overlong_penalty, reinforce_plus_plus,
                         value_loss, whiten)
 import reference
+from features import FEATURES
 from plumbing.data.task import Task
 from reference import at_the_end, clip, mean, penalized
 
@@ -133,7 +134,7 @@ def test_the_graded_have_the_advantages_that_they_would_have_alone(name, scale):
     mask = ragged_mask()[[0, 1, 3]].repeat(4, 1)                                     # [B, T]
     parts = draw(12, 2).masked_fill(~graded[:, None], math.nan)                      # [B, K]
     inputs = dict(rewards=parts.sum(-1), parts=parts, mask=mask, values=draw(12, 8).float())
-    more = dict(part_weights=[1.0, 1.0], lam=0.9, scale=scale)
+    more = OPTIONS | dict(part_weights=[1.0, 1.0], lam=0.9, scale=scale)
     found = estimate_advantages(name, group_size=4, **inputs, **more)
     alone = {key: x[graded] for key, x in inputs.items()}
     want = estimate_advantages(name, group_size=2, **alone, **more)
@@ -179,16 +180,21 @@ def test_gae_equals_the_sum_over_future_errors(gamma, lam):
 
 # --------------------------------------------------------------------------------------- the table
 
+OPTIONS = {name: default for feature in FEATURES if feature.flags      # flags that advantages read
+           for name, default in vars(feature.flags()).items() if name in feature.provides}
+
+
 def table_inputs():
     """Something of every entry of INPUTS: two groups of three, the rows of different lengths."""
     torch.manual_seed(5)
     mask = ragged_mask()[[0, 1, 2, 3, 0, 1]]
     B, T = mask.shape
     parts = 2 * torch.rand(B, 2)             # some are right, that is at least 1
-    return dict(rewards=parts.sum(-1), parts=parts, part_weights=[1.0, 2.0], group_size=3,
-                scale="group", mask=mask, old_logp=-torch.rand(B, T), kl=torch.rand(B, T),
-                beta=0.1, values=torch.rand(B, T), lam=0.9, turn_rewards=torch.rand(B, T) * mask,
-                entropy=torch.rand(B, T))
+    return OPTIONS | dict(
+        rewards=parts.sum(-1), parts=parts, part_weights=[1.0, 2.0], group_size=3, scale="group",
+        mask=mask, old_logp=-torch.rand(B, T), kl=torch.rand(B, T), beta=0.1,
+        values=torch.rand(B, T), lam=0.9, turn_rewards=torch.rand(B, T) * mask,
+        entropy=torch.rand(B, T))
 
 
 @pytest.mark.parametrize("name", ADVANTAGES)
@@ -204,7 +210,7 @@ def test_a_row_returns_what_it_says_and_reads_what_it_says(name):
     want = estimate_advantages(name, **inputs)
     assert want.shape == (mask.shape[:1] if row.per == "response" else mask.shape)
     assert want.ne(0).any()
-    halved = {"old_logp", "kl", "values", "lam", "beta", "turn_rewards"} & inputs.keys()
+    halved = {"old_logp", "kl", "values", "lam", "beta", "turn_rewards", *OPTIONS} & inputs.keys()
     changed = {key: inputs[key] * 0.5 for key in halved}
     changed |= {key: 2 - inputs[key] for key in ("rewards", "parts")}    # right becomes wrong
     changed |= {"entropy": inputs["entropy"].square()}
