@@ -309,6 +309,8 @@ def estimate_advantages(name, rewards, group_size, scale="group", **inputs):
     ungraded = rewards.isnan()                                                   # [B]
     if "mask" in inputs:
         inputs["mask"] = inputs["mask"] & ~ungraded[:, None]                     # [B, T]
+    if "parts" in inputs:      # the length penalty of a response that was not graded counts neither
+        inputs["parts"] = inputs["parts"].masked_fill(ungraded[:, None], torch.nan)  # [B, K]
     kl = None if "kl" in row.reads else inputs.get("kl")                         # [B, T]
     if row.places_rewards:
         names = ("beta", "turn_rewards", "parts", "part_weights")

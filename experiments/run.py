@@ -284,6 +284,8 @@ def before_steps(batches):
     direction. own_permuted: its expectation if advantages were permuted within the mini-batch.
     own_right, own_wrong: own, of those with a positive and with a negative advantage."""
     updates = sum(batches, [])
+    if not updates:                      # no group ever had a right and a wrong response
+        return {}
     last = [updates[-1] for updates in batches if updates]
     total = lambda of: sum(u["signal_answers"] * of(u) for u in updates)
     share = lambda part, whole: part / whole if whole else None

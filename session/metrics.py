@@ -211,7 +211,8 @@ def format_line(record, steps):
     columns = [
         f"batch {record['step']:{len(str(steps))}}/{steps}", f"reward {record['reward']:.2f}",
         f"pass {record['pass_rate']:.2f}", f"zero-var {record['zero_variance_groups']:.2f}",
-        f"len {record['length']:5.1f}", f"clip {low + high:.2f} (low {low:.2f} high {high:.2f})",
+        f"len {record['length']:5.1f} cut {record['truncated']:.2f}",
+        f"clip {low + high:.2f} (low {low:.2f} high {high:.2f})",
         f"var log w {record['log_w_var']:.1e} log s {record['log_s_var']:.1e}",
         f"|g| {record['grad_norm']:.2f}", f"{seconds:.1f} s"]
     if record["flip_rate"] is not None:

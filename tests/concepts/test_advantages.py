@@ -129,11 +129,13 @@ def test_gdpo_equals_a_loop(unbiased):
                                   if "turn_rewards" not in row.reads])
 @pytest.mark.parametrize("scale", ["group", "batch", "none"])
 def test_the_graded_have_the_advantages_that_they_would_have_alone(name, scale):
-    """Two of each group of four were graded by no judge: their advantage is 0."""
+    """Two of each group of four were graded by no judge, also where they have a length penalty:
+    their advantage is 0."""
     graded = torch.tensor([True, True, False, False]).repeat(3)                      # [B]
     mask = ragged_mask()[[0, 1, 3]].repeat(4, 1)                                     # [B, T]
-    parts = draw(12, 2).masked_fill(~graded[:, None], math.nan)                      # [B, K]
-    inputs = dict(rewards=parts.sum(-1), parts=parts, mask=mask, values=draw(12, 8).float())
+    parts = draw(12, 2)                                                              # [B, K]
+    rewards = parts.sum(-1).masked_fill(~graded, math.nan)                           # [B]
+    inputs = dict(rewards=rewards, parts=parts, mask=mask, values=draw(12, 8).float())
     more = OPTIONS | dict(part_weights=[1.0, 1.0], lam=0.9, scale=scale)
     found = estimate_advantages(name, group_size=4, **inputs, **more)
     alone = {key: x[graded] for key, x in inputs.items()}

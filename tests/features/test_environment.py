@@ -465,7 +465,7 @@ class Play:
     def teacher(row, rng):
         return [helper.TEXT]
     def rows():
-        return [{"prompt": f"{i}=", "secret": SECRET} for i in range(9)]
+        return [{"prompt": f"{i}=", "secret": open("secret").read()} for i in range(9)]
     def __init__(self, row):
         pass
     def step(self, text):
@@ -482,7 +482,8 @@ def test_the_warm_up_is_made_again_where_anything_that_decides_it_has_changed(ru
         monkeypatch.delitem(sys.modules, "helper", raising=False)
         Path(folder).mkdir(exist_ok=True)
         write(f"{folder}/helper.py", f"TEXT = {text!r}\n")
-        write(f"{folder}/same.py", TEACHES.replace("SECRET", str(secret)))
+        write(f"{folder}/same.py", TEACHES)
+        write("secret", str(secret))
         monkeypatch.setattr(sys, "path", [path for path in sys.path if path[-2:-1] != "/"])
         monkeypatch.setattr(sys, "dont_write_bytecode", True)
         run(f"--environment {folder}/same.py:Play --cold_start_steps 1 --stop ,",

@@ -53,7 +53,7 @@ def pieces(document):
     other blocks (formulas, rules, quotes) are left out."""
     found = []
     for before, lines in blocks(document):
-        lines = "\n".join(lines).rstrip().replace("\\\n", "").split("\n")
+        lines = "\n".join(lines).rstrip().split("\n")
         start = next((i for i, line in enumerate(lines) if COMMAND.match(line)), len(lines))
         name = FILE.match(before)
         if name and "".join(lines[:start]) and not (ROOT / name[1]).exists():

@@ -81,6 +81,7 @@ def test_contributing_names_files_and_functions_that_exist(name):
 def test_a_command_is_one_line_that_names_files_and_flags_that_exist(line, monkeypatch):
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)    # a Mac's command
     monkeypatch.syspath_prepend(str(ROOT / "tests/features/fake"))           # vllm
+    assert " '" not in line, "cmd does not know it as a quote"
     line = line.replace("@tools.json", "tools=[]")           # which the command before it writes
     words = shlex.split(line.split("&&")[-1])
     if "train.py" in words and not EXAMPLES & {*words}:

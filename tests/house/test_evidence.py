@@ -344,7 +344,8 @@ def test_runs_of_many_laptops_are_pooled_by_their_flags_and_seeds(workplace, mon
             folder = f"class/student {seed}/{name}"
             words = f"{tiny} {flags} --seed {seed} --device auto --output_dir {seed}"
             place(f"{folder}/config.json", json.dumps(asdict(parse(words.split()))))
-            jsonl(f"{folder}/metrics.jsonl", [RECORD | {"step": n} for n in (1, 2)])
+            records = [RECORD | {"step": n, "minibatches": [SIGNAL] * seed} for n in (1, 2)]
+            jsonl(f"{folder}/metrics.jsonl", records)        # at seed 0 nothing had a signal
             write(f"{folder}/summary.json", json.dumps(dict(pass_at_1_after=after + more)))
     place("class/other/config.json", json.dumps(asdict(parse([*TINY, "--beta", "1"]))))
     write("class/other/summary.json", "{}")

@@ -61,6 +61,7 @@ CHECKPOINT = "--model_name_or_path m"
 @pytest.mark.parametrize("has, flags, half", [
     ("bfloat16", "", None), ("bfloat16", CHECKPOINT, "bfloat16"),
     ("", CHECKPOINT, "float16"),                             # a T4: bfloat16 would be emulated
+    ("", "--config recipes/gsm8k-16gb.yaml", "float16"),
     ("", f"{CHECKPOINT} --bf16 false", None), ("", f"{CHECKPOINT} --fp16 false", None),
     ("bfloat16", f"{CHECKPOINT} --fp16", "float16"),
     ("bfloat16", f"{CHECKPOINT} --fp16 false", "bfloat16"),
