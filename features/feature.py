@@ -111,8 +111,7 @@ class Feature:
 
     def report(self, folder, record):
         """In the first process: a record of metrics.jsonl, {"step": n, name: value, …}, before it
-        is written: change it, or send it elsewhere. It is also called with the held-out scores
-        before and after the run. folder: the run's."""
+        is written: change it, or send it elsewhere. folder: the run's."""
 
     def state_dict(self):
         """What a checkpoint keeps of it, nothing or {name: list of tensors, number or text}."""
