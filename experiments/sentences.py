@@ -131,7 +131,7 @@ clips}.
 
 Without its clip GSPO changes by {offpolicy: without its clip: GSPO} in pass rate at large
 
-([paper], §5.2). {percent neighbours: GSPO: own} of what leaves the range
+([paper], §5.2). {percent neighbours: GSPO: own} of what leaves GSPO's range
 
 In `collapse` {mean collapse: GSPO collapses, MoE} of its runs
 """,
@@ -242,6 +242,6 @@ rate of matrix products, {speed_limit}.
 
 for windows of L tokens of {bf16 responses} responses
 
-independent between tokens, about {bf16 arithmetic}/√L. A clip
+independent between tokens, in bfloat16 about {bf16 arithmetic}/√L. A clip
 """,
 }
