@@ -460,7 +460,7 @@ def make_all(name, question, options):
         with open(file, "a", encoding="utf-8") as out:
             out.write(json.dumps(line, ensure_ascii=False) + "\n")
         made += 1
-        result = line["figures"].get("after", "measured")
+        result = line.get("refused") or line["figures"].get("after", "measured")
         print(f"  {' '.join(map(str, key))}: {result}, {line['seconds']:.0f} s", flush=True)
 
 

@@ -59,6 +59,8 @@ def test_every_algorithm_takes_two_steps(algorithm, run, cold_start):
         assert all(math.isfinite(v) for v in record.values() if isinstance(v, float))
         assert record["skipped"] == 0 and record["length"] <= 5
         assert 0 <= record["clip_low"] + record["clip_high"] <= 1
+        norms = [mini["grad_norm"] for mini in record["minibatches"]]
+        assert record["grad_norm"] == pytest.approx(sum(norms) / len(norms))
         if ALGORITHMS[algorithm].get("old_logp") != "sampler":   # or nothing is recomputed
             assert 0 <= record["flip_rate"] <= 1 and len(record["flip_rate_per_layer"]) == 1
         assert "kl" not in record  # there is no reference without --beta
