@@ -36,8 +36,9 @@ response}.
 
 ahead of the paper's, {lengths: mid against the paper's range, over three lengths}, and level with
 
-paper's range is behind, {own_rate: GSPO against GRPO, 21 tokens}; the two wider ones are level. In
-a policy of a thousand numbers the paper's range is ahead then, {toy paper 24 own}: a toy predicts
+range is behind, {own_rate: GSPO against GRPO, 21 tokens} (21 tokens) and {own_rate: GSPO against
+GRPO, 61 tokens} (61); wide is level, then behind. In play.html's policy the paper's range is
+ahead then, {toy paper 24 own}: a toy predicts
 
 rate:** wide is ahead, {mean controls: GSPO wide, 8 batches old: mean} against {mean controls:
 GRPO, 8 batches old: mean} (8 batches old) and {mean controls: GSPO wide, int3: mean} against
@@ -89,7 +90,8 @@ GSPO, 110 tokens: clip_signal}.
 over the batches is {toy level paper 24 own} at rate {toy rate paper 24}, GRPO's {toy level GRPO
 24 own} at {toy rate GRPO 24}. Wide has {toy level wide 24 own} (other seeds than
 
-paper's range is behind, {own_rate: GSPO against GRPO, 21 tokens}. *Mid* and wide
+range is behind, {own_rate: GSPO against GRPO, 21 tokens} at 21 tokens and {own_rate: GSPO against
+GRPO, 61 tokens} at 61. Wide
 
 more: held-out pass@1 is {mean offpolicy: before: large steps} before, and at the end {other
 offpolicy: wide against GRPO, pass@1 at the end} with GRPO, {level offpolicy: wide against GRPO,
@@ -239,6 +241,8 @@ It is {gpu-share} times what
 the default run raised pass@1 from {gpu-learns}. Not tried
 
 rate of matrix products, {speed_limit}.
+
+an update peaks at {peak ours} MB beyond the weights, TRL's at {peak trl} (a backbone
 
 for windows of L tokens of {bf16 responses} responses
 
