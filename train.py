@@ -317,3 +317,4 @@ def main(argv=None):
 
 if __name__ == "__main__":
     main()
+    processes.leave()

@@ -9,9 +9,11 @@ the number of processes. Only the first process writes to the run folder, which 
 read.
 """
 
+import atexit
 import copy
 import io
 import os
+import sys
 import warnings
 from contextlib import contextmanager
 
@@ -152,11 +154,18 @@ def stop():
     Call it when nothing refers to the actor any more. DDP refers to the process group too, and if
     its reference is the last one, the process can hang: DDP's destructor waits for gloo's threads
     while it holds Python's global lock (GIL), which these threads need to free their tensors. The
-    group's own destructor releases the lock. With FSDP2 gloo's threads outlive the group, because
-    torch's caches refer to it: a thread that still frees a tensor when Python ends would abort it.
+    group's own destructor releases the lock.
     """
     while AT_STOP:
         AT_STOP.pop()()
     if dist.is_initialized():
-        dist.barrier()
         dist.destroy_process_group()
+
+
+def leave():
+    """End a process of torchrun's at once. With FSDP2 torch's caches refer to the group, so that
+    gloo's threads outlive it: Python, as it ends, is aborted by one that frees a tensor then."""
+    if "RANK" in os.environ:
+        atexit._run_exitfuncs()          # of trackers
+        sys.stdout.flush()
+        os._exit(0)
