@@ -14,7 +14,7 @@ from session.arguments import Settings
 
 CEILINGS = {                             # code tokens, unless the name says what
     "program": 61_220, "core": 48_700, "tests": 106_100, "evidence": 36_700, "flags": 93,
-    "files in session/": 6, "files in features/": 17, "words of pages": 15_920}
+    "files in session/": 6, "files in features/": 17, "words of pages": 15_930}
 
 
 def count(code):
