@@ -355,7 +355,6 @@ def token_weights(mask, reduction, *, group_size=None, max_length=None):
     """
     validate_choice("reduction", reduction,
            ("sequence-mean", "token-mean", "group-token-mean", "constant", "sequence-sum"))
-    check_per_token(mask)
     lengths = mask.sum(-1, keepdim=True)                                         # [B, 1]
     N = len(mask)
     if reduction == "sequence-mean":

@@ -55,7 +55,6 @@ from losses import policy_loss, token_weights
 from plumbing.data.task import reward_dtype
 from plumbing.data.tasks import prepare_task
 from plumbing.model.actor import load_trained_policy
-from plumbing.model.chat import name_ends
 from plumbing.parallel import processes
 from plumbing.refusal import Refusal
 from rollout import Rollout, Scores, take_fields
@@ -261,7 +260,6 @@ def run_script(settings, task=None):
         *_, newest = [None, *checkpoints.list_checkpoints(folder)]
     screen.print_once(screen.plan(settings, task, device))
     policy, tokenizer = load_trained_policy(settings, task, device, newest)
-    screen.print_once(name_ends(policy, tokenizer))
     screen.print_once(task.filter_prompts(tokenizer))
     random.seed(settings.seed)       # after the warm-up, which may be cached
     torch.manual_seed(settings.seed)

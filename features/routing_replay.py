@@ -77,13 +77,10 @@ class RoutingReplay(Feature):
 
     def metrics(self, batch, mini, new):
         """The core's flip_rate and tokens.jsonl describe what the routers choose by themselves."""
-        if self.settings.old_logp == "sampler":              # which records no routes
-            return {}
-        free = self.learner.score(replace(mini.rollout, forced_routes=None))
-        mini.new_free_routes = free.routes                                          # [L, B, T, ·]
-        routes = batch.rollout.forced_routes
-        size = sum(x.nbytes for p in (routes.prefix, routes.prompts, routes.responses) for x in p)
-        return {"route_bytes_per_token": size / max(1, int(batch.rollout.mask.sum()))}
+        if self.settings.old_logp != "sampler":              # which records no routes
+            free = self.learner.score(replace(mini.rollout, forced_routes=None))
+            mini.new_free_routes = free.routes                                      # [L, B, T, ·]
+        return {}
 
 
 def reads_together(settings, policy):

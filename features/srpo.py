@@ -140,8 +140,6 @@ def join(first, second):
     both."""
     held_out = {(p.prompt, p.earlier) for p in first.test + second.test}
     train = first.train + [replace(problem, stage=2) for problem in second.train]
-    for function in second.reward_functions:
-        function.close()
     alternating = itertools.zip_longest(first.test, second.test)
     return replace(first, name=f"{first.name} + {second.name}",
                    train=[p for p in train if (p.prompt, p.earlier) not in held_out],

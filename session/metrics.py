@@ -23,8 +23,9 @@ ROUNDING = 1e-10  # upper bound on Var[log w] of an unchanged policy that is sco
 
 def rollout_metrics(batch, task, settings):
     """Metrics of the rewards, their components and the lengths of all responses that were sampled,
-    those of discarded groups too. A response passes if its first component is at least 1. NaN marks
-    a component that a response does not have: it is left out of the component's mean."""
+    those of discarded groups too, and KL(sampler || trainer) per token of the others, in nats. A
+    response passes if its first component is at least 1. NaN marks a component that a response does
+    not have: it is left out of the component's mean."""
     sampled = batch.sampled
     G = batch.rollout.group_size
     parts = torch.cat([parts for _, parts in sampled])                              # [n, K]
@@ -37,6 +38,10 @@ def rollout_metrics(batch, task, settings):
     if G > 1:
         signal = [task.groups_with_signal(settings, *one) for one in sampled]
         live = torch.cat(signal).float().mean().item()
+    kl = None
+    if settings.old_logp == "recompute":
+        d = batch.old_logp - batch.rollout.sampler_logp                             # [B, T]
+        kl = masked_mean(torch.expm1(d) - d, batch.rollout.mask)                # is never negative
     return {"reward": graded.mean().nan_to_num(nan=0.0).item(),
             "reward_std": graded.std(unbiased=False).nan_to_num(nan=0.0).item(),
             "reward_parts": dict(zip([*task.component_names, *task.penalties], means)),
@@ -44,7 +49,7 @@ def rollout_metrics(batch, task, settings):
             "length": lengths.mean().item(),
             "inverse_length": masked_mean(1 / lengths, lengths > 0),
             "truncated": truncated.float().mean().item(), "zero_variance_groups": 1 - live,
-            "discarded_groups": (len(rewards) - len(batch.problems)) // G}
+            "discarded_groups": (len(rewards) - len(batch.problems)) // G, "mismatch_kl": kl}
 
 
 def update_metrics(updates):
@@ -83,13 +88,6 @@ def policy_metrics(old_logp, new, mask):
         "perplexity_new": masked_mean(new_h.exp(), rows),
         "delta_h": masked_mean(old_h - new_h, rows),
         "entropy": masked_mean(new.entropy, mask)}
-
-
-def mismatch_kl(old_logp, sampler_logp, mask):
-    """KL(sampler || trainer) per token in nats, by the estimator that is never negative:
-    e^d - 1 - d, d = log π_old - log π_sampler."""
-    d = old_logp - sampler_logp                                                     # [B, T]
-    return masked_mean(torch.expm1(d) - d, mask)
 
 
 def route_metrics(mini, new):
@@ -157,10 +155,7 @@ class Recorder:
         phases = ("seconds_rollout", "seconds_logp", "seconds_update")
         record = {"step": batch.step, **rollout_metrics(batch, self.task, settings),
                   **update_metrics(updates),
-                  **policy_metrics(mini.old_logp, new, mini.rollout.mask),
-                  "mismatch_kl": None}
-        if settings.old_logp == "recompute":
-            record["mismatch_kl"] = mismatch_kl(batch.old_logp, rollout.sampler_logp, rollout.mask)
+                  **policy_metrics(mini.old_logp, new, mini.rollout.mask)}
         for metrics in self.learner.features.hooks["metrics"]:
             record |= metrics(batch, mini, new)
         return record | route_metrics(mini, new) | {         # after what a feature has recorded

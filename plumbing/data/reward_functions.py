@@ -129,10 +129,6 @@ class RewardFunction:
                           "reference answers, or takes longer than --verifier_timeout")
         return list(max(scores, key=len))
 
-    def close(self):
-        while self.idle:
-            kill(self.idle.pop())
-
 
 def kill(worker):
     """Kill a worker, which leads a process group, with the processes that its function started."""

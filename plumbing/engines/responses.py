@@ -17,15 +17,12 @@ def as_rollout(policy, tokenizer, prompts, group_size, responses, logps, stop=()
 
     prompts: Q lists of token ids, or strings. responses, logps: B lists, a token id and its
     log-prob (nats, at the temperature of sampling) for each token; the responses of a prompt are
-    adjacent. A response without an end is truncated. Raises Refusal if the lists do not fit
-    together or a log-prob is not a finite number."""
+    adjacent. A response without an end is truncated. Raises Refusal if a response is empty, or has
+    another number of log-probs."""
     device = policy.device
     pad = pad_token(tokenizer)
-    if len(responses) != len(logps) or len(responses) != len(prompts) * group_size:
-        raise Refusal(f"the engine returned {len(responses)} responses and {len(logps)} lists "
-                      f"of log-probs; {len(prompts)} prompts x {group_size} were asked for")
     sizes = [len(ids) for ids in responses]
-    if sizes != [len(logp) for logp in logps] or min(sizes) == 0:
+    if sizes != [len(logp) for logp in logps] or 0 in sizes:
         raise Refusal("the engine must return at least one token for every response, and one "
                       "log-prob for every token")
     prompts = left_pad(token_ids(tokenizer, prompts), pad, device)         # [Q, P] ids and mask
@@ -42,8 +39,6 @@ def as_rollout(policy, tokenizer, prompts, group_size, responses, logps, stop=()
     after = torch.arange(max(sizes), device=device) >= lengths[:, None]             # [B, T]
     response = response.masked_fill(after, pad)
     logp = logp.masked_fill(after, 0.0)
-    if not logp.isfinite().all():
-        raise Refusal("the engine returned a log-prob that is not a finite number")
     return finish(tokenizer, stop, prompts, group_size, response, logp, lengths, ended)
 
 

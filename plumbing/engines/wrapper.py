@@ -12,5 +12,3 @@ class Wrapper:
 
     policy = property(lambda self: self.sampler.policy,
                       lambda self, policy: setattr(self.sampler, "policy", policy))
-
-    stop = property(lambda self: self.sampler.stop)

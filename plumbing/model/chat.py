@@ -67,11 +67,3 @@ def add_turn_end(policy, tokenizer):
     ends = end_tokens(policy, tokenizer)
     if end is not None and end not in ends:
         policy.generation_config.eos_token_id = [*ends, end]
-
-
-def name_ends(policy, tokenizer):
-    """A line that names the tokens which end a response to a chat; "" without a chat template."""
-    if not tokenizer.chat_template:
-        return ""
-    ends = tokenizer.convert_ids_to_tokens(end_tokens(policy, tokenizer))
-    return f"a response ends with {' or '.join(ends)}"

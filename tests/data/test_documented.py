@@ -39,11 +39,9 @@ def section(heading, **places):
 
 
 def judged(task, texts, problems):
-    """The rewards of the texts; the task's workers are closed."""
+    """The rewards of the texts."""
     rewards = task.reward_components(texts, problems).squeeze(-1).tolist()
     assert not any(function.errors for function in task.reward_functions)
-    for function in task.reward_functions:
-        function.close()
     return rewards
 
 

@@ -168,7 +168,6 @@ def test_every_string_reaches_a_users_function_unchanged(tmp_path):
     crcs = [zlib.crc32(response.encode("utf-8", "surrogatepass")) for response in responses]
     scores = check.scores(responses, [Problem("", str(crc)) for crc in crcs])
     assert [sum(parts.values()) for parts in scores] == [len(text) % 3 > 0 for text in responses]
-    check.close()
     assert check.errors > 5
 
 
@@ -181,7 +180,6 @@ def test_math_verify_survives(every, tmp_path):
     assert {sum(parts.values()) for parts in scores} <= {0.0, 1.0} and not trap.exists()
     check.time_limit = 30.0
     assert check.scores(["so 42"], [Problem("", "42")]) == [{"math": 1.0}]   # it still works
-    check.close()
 
 
 # ------------------------------------------------------------------------ prompts that do not fit

@@ -27,23 +27,16 @@ def judged(check, answer, *responses):
 
 @pytest.fixture(scope="module")
 def maths():
-    check = RewardFunction("math", time_limit=20.0)          # generous: these must not time out
-    yield check
-    check.close()
+    return RewardFunction("math", time_limit=20.0)           # generous: these must not time out
 
 
 @pytest.fixture
 def own(tmp_path):
     """A reward function from the source text of the user's function `check`."""
-    made = []
-
     def make(source, time_limit=20.0):
         write(tmp_path / "mine.py", source)
-        made.append(RewardFunction(f"{tmp_path}/mine.py:check", time_limit))
-        return made[-1]
-    yield make
-    for check in made:
-        check.close()
+        return RewardFunction(f"{tmp_path}/mine.py:check", time_limit)
+    return make
 
 
 # --------------------------------------------------------------------------------- what is rewarded

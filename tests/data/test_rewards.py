@@ -24,17 +24,11 @@ LATE = "7+8="            # the prompt of the only row with another column
 def task(sums):
     """task(source, "f", "g") is a task of the sums, judged by these functions (by "reward" unless
     they are named) of mine.py, whose text is the source."""
-    made = []
-
     def make(source, *names, **options):
         write("mine.py", source)
         kinds = [f"mine.py:{name}" for name in names or ["reward"]]
-        made.append(load_task("rows.jsonl", verifier=kinds, **{"verifier_timeout": 20.0} | options))
-        return made[-1]
-    yield make
-    for task in made:
-        for function in task.reward_functions:
-            function.close()
+        return load_task("rows.jsonl", verifier=kinds, **{"verifier_timeout": 20.0} | options)
+    return make
 
 
 @pytest.fixture

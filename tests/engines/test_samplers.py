@@ -1,7 +1,6 @@
 """Samplers: a class of the user's own, from the command line.
 python -m pytest tests/engines/test_samplers.py"""
 
-import math
 import shlex
 import shutil
 import sys
@@ -148,10 +147,8 @@ def test_responses_become_a_rollout():
     assert sure.sampler_logp.tolist() == [[0.0], [-0.5]]
 
 
-@pytest.mark.parametrize("responses, logps, words", [
-    ([[1]], [[-1.0]], "1 responses"), ([[1], []], [[-1.0], []], "at least one token"),
-    ([[1], [2]], [[-1.0], []], "one log-prob"),
-    ([[1], [2]], [[-1.0], [-math.inf]], "not a finite")])
-def test_responses_that_do_not_fit_are_refused(responses, logps, words):
-    with pytest.raises(Refusal, match=words):
+@pytest.mark.parametrize("responses, logps", [
+    ([[1], []], [[-1.0], []]), ([[1], [2]], [[-1.0], []])])
+def test_responses_that_do_not_fit_are_refused(responses, logps):
+    with pytest.raises(Refusal, match="at least one token"):
         as_rollout(made(), TOKENIZER, [[1]], 2, responses, logps)

@@ -41,7 +41,7 @@ NO_TOKENS = {"kl": None, "mismatch_kl": None, "ratio_max": 0}    # where every r
 ONE_POLICY = set("""step reward reward_std reward_parts pass_rate length inverse_length truncated
     zero_variance_groups discarded_groups loss value_loss kl_loss
     entropy_loss balance_loss grad_norm skipped minibatches
-    perplexity_old entropy route_bytes_per_token lr
+    perplexity_old entropy lr
     verifier_errors seconds_rollout seconds_logp seconds_update tokens_per_second
     rollout_tokens_per_second pass_at_1
     held_out_reward held_out_parts turns out_of_turns turn_reward_1 turn_reward_2 turn_reward_3

@@ -34,12 +34,11 @@ class Again:
     {}, dict(temperature=0), dict(G=1), dict(limits=torch.arange(1, 10)),
     dict(prompts=[SHOTS + prompt for prompt in PROMPTS])], ids=str)
 def test_replayed_steps_draw_the_tokens_of_the_plain_sampler(kind, options):
-    """Twice: the second rollout is not checked."""
     graphs, steps = Graphs(lambda call: steps.append(call) or Again(call)), []
     for seed in range(2):
         found = sampled(make(kind), graphs=graphs, seed=seed, **options)
         assert_same(found, rolled(make(kind), T=40, draw_with=sample, seed=seed, **options))
-    assert graphs.works and len(steps) == 2
+    assert graphs.record and len(steps) == 2
 
 
 def hide(step):
@@ -53,7 +52,7 @@ def show(step):
 
 
 def move(step):
-    step.position += 1
+    step.shift += 1
 
 
 def shift(step):
@@ -86,7 +85,7 @@ def test_a_fault_in_the_first_step_is_noticed_and_sampling_goes_on_eagerly(kind,
         found = sampled(make(kind), graphs=graphs, seed=seed)
         assert_same(found, rolled(make(kind), T=40, draw_with=sample, seed=seed))
     said = capsys.readouterr().err
-    assert graphs.works is False and said.count("\n") == 1
+    assert graphs.record is None and said.count("\n") == 1
 
 
 def test_rounding_to_bfloat16_is_no_fault():
@@ -94,7 +93,7 @@ def test_rounding_to_bfloat16_is_no_fault():
     for seed in range(3):
         graphs = Graphs(Again)
         sampled(make("qwen3").bfloat16(), graphs=graphs, seed=seed)
-        assert graphs.works
+        assert graphs.record
 
 
 @pytest.mark.gpu
@@ -104,5 +103,5 @@ def test_a_cuda_graph_samples_what_eager_steps_do(kind):
     graphs, model = Graphs(), make(kind).cuda()
     drawn = [fast_sample(model, TOKENIZER, PROMPTS, 3, 40, 1.0, uniforms(9, 40), graphs=way)
              for way in (graphs, None)]
-    assert graphs.works
+    assert graphs.record
     assert_same(*drawn)
