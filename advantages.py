@@ -135,7 +135,7 @@ def turn_returns(turn_rewards, mask, group_size, scale="group", eps=1e-6):
     turn_rewards [B, T]: the reward of each turn at its last token. scale: "group": divide by the
     std over the responses of the group that reached the turn. "batch": over all that did.
     "none": do not divide. Division by the std biases the expected gradient, as in
-    group_advantages, and can turn its sign (docs/corrections.md 12)."""
+    group_advantages, and can turn its sign (docs/corrections.md 10)."""
     if scale not in ("group", "batch", "none"):
         raise ValueError(f"scale {scale!r}: turn_returns takes group, batch or none")
     turns = turn_numbers(mask)                                                   # [B, T]

@@ -118,11 +118,10 @@ def read_game(run):
 def describe(record):
     """Every figure that experiments/fill.py writes into pages from this file's record."""
     still, moved = record["flips"]["any"]
-    last = [batch[2]["median_w"] for batch in record["drift"]["minis"]]
     log_w = read_batch()
     return {"lesson std w": f"{pstdev([x for row in log_w for x in row]):.3f}",
             "lesson std product": f"{pstdev(map(sum, log_w)):.2f}",
-            "lesson median w": f"{median(last):.5f}", "lesson flips move": f"{moved / still:.1f}"}
+            "lesson flips move": f"{moved / still:.1f}"}
 
 
 # ----------------------------------------------------------------------------------- the pictures

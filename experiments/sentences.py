@@ -119,8 +119,6 @@ float64. The mean
 
 batch log ∏w has a standard deviation of {lesson std product}, log w one of {lesson std w}.
 
-Here the median distance of w from 1 is {lesson median w}; with
-
 0.2 / 3e-4 = {quotient of epsilons}: the *clip ranges* differ
 
 errs more than w_t in {s worse with a baseline} of the draws; without it in {s worse without}.
@@ -138,22 +136,14 @@ Without its clip GSPO changes by {offpolicy: without its clip: GSPO} in pass rat
 In `collapse` {mean collapse: GSPO collapses, MoE} of its runs
 """,
 "docs/evidence.md": """
-On another machine (`likelihood`, 8 seeds) it is {percent likelihood: own}, of distinct texts
-{percent likelihood: own_distinct}, and {percent likelihood: permuted_likelihood} if
-
 (tiny task, 10 batches, `learning`, {seeds learning: GSPO wide against GRPO, 16 mini-batches}
 seeds): GRPO ends at {other learning: GSPO wide against GRPO, 16 mini-batches}, the paper's range at
 {level learning: GSPO against GRPO, 16 mini-batches} and wide at {level learning: GSPO wide against
 GRPO, 16 mini-batches}; wide − GRPO is {learning: GSPO wide against GRPO, 16 mini-batches}.
 
-clip**, there, GSPO changes by {offpolicy: without its clip: GSPO} and GRPO by {offpolicy: without
-its clip: GRPO}; {above offpolicy: collapsed: GSPO no clip} runs of GSPO collapse and {above
-offpolicy: collapsed: GRPO no clip} of GRPO. GSPO without a clip is {offpolicy: without a clip: GSPO
-against GRPO} from GRPO without
-
-batches of 128 responses, `collapse`): {mean collapse: GRPO collapses, MoE} of GRPO's runs collapse
-and {mean collapse: GSPO collapses, MoE} of GSPO's; GSPO ends {collapse: GSPO prevents
-it} above GRPO
+clip**, there, {above offpolicy: collapsed: GSPO no clip} runs of GSPO collapse and {above
+offpolicy: collapsed: GRPO no clip} of GRPO; GSPO is {offpolicy: without a clip: GSPO against GRPO}
+from
 
 batches of 128 responses, `offpolicy`, {seeds offpolicy: wide against GRPO} seeds). These runs
 unlearn: pass@1 is {mean offpolicy: before: large steps} before, and at the end GRPO's is {other
@@ -177,35 +167,22 @@ steps} at the large steps
 
 (16 batches, `depth`, {seeds depth: GSPO against GRPO, 2.8e-4} seeds): every variant ends below its
 pass@1 before training ({mean depth: before}; GRPO {mean depth: GRPO}), {mean depth: flips} of the
-experts flip, GSPO is {depth: GSPO against GRPO, 2.8e-4} from GRPO, replay {depth: GRPO replay
-against GRPO, 2.8e-4}. At best
+experts flip, replay is {depth: GRPO replay against GRPO, 2.8e-4} from
 
-more games than one per response: GSPO wide {turns: GSPO wide: more games won at the end}, GRPO
-{turns: GRPO: more games won at the end}, the paper's range {turns: GSPO: more games won at the
-end}. With one per response wide is {turns: GSPO wide against GSPO, one advantage per response}
+more games than one per response, GRPO {turns: GRPO: more games won at the end}; [the
+others](lesson.md#9-turns-what-is-gspo-token-for). With one per response wide is {turns: GSPO wide against GSPO, one advantage per response}
 above
-
-`learning`), both are undecided: wide {learning: wide against GRPO}, the paper's range {learning:
-against GRPO} (GRPO broke
 
 There wide is {offpolicy: the weight: wide against dropped by s} above the same drop rule with
 GRPO's weights and {offpolicy: the same share: wide against narrow GRPO} above a GRPO so narrow that
 it clips {percent offpolicy: clipped of Â ≠ 0, GRPO narrow} of the tokens with Â ≠ 0, wide {percent
 offpolicy: clipped of Â ≠ 0, GSPO wide}; by Holm over the nine differences of `offpolicy` both have
-p {holm offpolicy: the same share: wide against narrow GRPO}: undecided (ahead at {above offpolicy:
-the weight: wide against dropped by s} and {above offpolicy: the same share: wide against narrow
-GRPO} seeds). The narrow GRPO is {offpolicy: the same share: narrow GRPO against GRPO} above GRPO
+p {holm offpolicy: the same share: wide against narrow GRPO}: undecided. The narrow GRPO is {offpolicy: the same share: narrow GRPO against GRPO} above GRPO
 
 (`neighbours`, {seeds neighbours: GSPO: own} seeds): of the responses with Â ≠ 0 outside the paper's
 range {percent neighbours: GSPO: own} had moved in their own advantage's direction before they were
 used, {percent neighbours: GSPO: own_permuted} if advantages were permuted, a difference of
-{neighbours: GSPO: own direction minus permuted}.
-
-`lags`, {seeds lags: lost by GRPO at staleness 8} seeds) GRPO loses {lags: lost by GRPO at staleness
-8} against fresh ones, the paper's range {lags: lost by GSPO at staleness 8}, wide {lags: lost by
-GSPO wide at staleness 8}, DPPO {lags: lost by DPPO at staleness 8} and MiniRL {lags: lost by MiniRL
-at staleness 8}. Over both ages GRPO loses more than wide, by {lags: GRPO loses more than GSPO
-wide}; whether more than the paper's range is undecided, {lags: GRPO loses more than GSPO}.
+{neighbours: GSPO: own direction minus permuted} ([why]
 
 At rate .05 w with the paper's drops is level with the paper's range at all five lengths, as
 predicted: {toy w against s 24 at .05} at 24 digits. As many drops at random are ahead of it there,

@@ -97,7 +97,7 @@ def test_bad_shapes_types_and_masks_are_named(call, message):
 
 
 def test_with_all_responses_enumerated_only_products_give_the_exact_gradient(monkeypatch):
-    """docs/corrections.md, 10: of three binary tokens."""
+    """docs/corrections.md, 8: of three binary tokens."""
     root = Path(__file__).parents[2]
     monkeypatch.syspath_prepend(str(root / "experiments"))
     import enumerated

@@ -5,20 +5,15 @@ import json
 import re
 import runpy
 import shlex
-import sys
 from pathlib import Path
 
 import pytest
-import torch
-from safetensors.torch import load_file
 
-import session.learner
 import train
 from chat_server import chat_server
 from plumbing.data.tasks import prepare_task
-from plumbing.refusal import Refusal
 from session.arguments import parse
-from tiny_run import SMALL, TINY, metrics, write
+from tiny_run import SMALL, metrics, write
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = (ROOT / "docs/data.md").read_text(encoding="utf-8")
@@ -81,24 +76,6 @@ def test_the_judge_that_asks_a_server(chat_model, server):
     assert all(re.match(r"Question: \d\+\d=\nAnswer: ", question) for question in questions)
 
 
-OUTSIDE = "python3 -I -"           # without a sandbox; a path may have a space
-
-
-def test_the_reward_function_that_runs_code(workplace, monkeypatch):
-    monkeypatch.setenv("JAIL", OUTSIDE)
-    (argv,) = section("A reward function that runs code")
-    task = prepare_task(parse(argv))
-    problem = asked(task, "add")
-    fenced = f"Here it is:\n```python\n{problem.answer}\n```\nDone."
-    answers = [problem.answer, fenced, "def add(a, b):\n    return a - b",
-               "import sys\nsys.exit(0)", "no code"]
-    assert judged(task, answers, [problem] * 5) == [1, 1, 0, 0, 0]
-    assert task.reward_functions[0].time_limit == 20
-    monkeypatch.setenv("JAIL", "no-such-program")
-    with pytest.raises(Refusal, match="runs.py:passes fails on each of the first"):
-        prepare_task(parse(argv))
-
-
 def test_the_calculator(workplace):
     argv = section("An environment")[0]
     task = prepare_task(parse(argv))
@@ -121,23 +98,3 @@ def test_the_rows_and_the_reward_of_the_whole_task():
              '{"name": "Ana", "city": "Rome"}': (0.5, 1)}
     for response, parts in cases.items():
         assert reward(response, right) == dict(zip(("right", "form"), parts))
-
-
-def test_an_optimizer_of_ones_own(workplace, monkeypatch):
-    """SGD goes on after a --resume with its momentum; the routers, which it does not get, stay
-    frozen."""
-    section("An optimizer or a tracker of your own")
-    make_optimizer = session.learner.make_optimizer          # sgd.py replaces it
-    monkeypatch.setattr(session.learner, "make_optimizer", make_optimizer)
-    flags = [*TINY, "--lr_scheduler_type", "constant_with_warmup", "--learning_rate", "0.1",
-             "--output_dir", "sgd"]
-    for more in (["--steps", "2"], ["--steps", "3", "--resume"]):
-        monkeypatch.setattr(sys, "argv", ["sgd.py", *flags, *more])
-        runpy.run_path("sgd.py", run_name="__main__")
-    state = torch.load("sgd/checkpoints/step_3/state.pt", weights_only=True)["optimizer"]["state"]
-    assert {name for entry in state.values() for name in entry} == {"momentum_buffer"}
-    before, after = (load_file(f"sgd/checkpoints/step_{step}/model.safetensors")
-                     for step in (2, 3))
-    moved = {name for name in before if not torch.equal(before[name], after[name])}
-    routers = {name for name in before if ".gate." in name}
-    assert routers and not moved & routers and len(moved) > 5

@@ -42,8 +42,6 @@ REASONS = {
     "python tests/": "makes the checkpoint and its data, or simulates a GPU",
     "tensorboard --logdir": "a server",
     "--sampler vllm": "an environment of its own: tests/features/test_vllm_engine.py",
-    "export JAIL": "a sandbox: tests/data/test_documented.py",
-    "runs.py:passes": "a sandbox: tests/data/test_documented.py",
     "judge.py:judge": "a server: tests/data/test_documented.py",
     "--advantage over_quantile": "tests/features/test_own_feature.py writes the file and runs it",
     "--advantage over_median": "tests/concepts/test_learner.py writes the row and runs it",

@@ -22,10 +22,9 @@ CONTRIBUTING = DOCUMENTS[".github/CONTRIBUTING.md"]
 CODE = PROGRAM | ABOVE
 every_document = pytest.mark.parametrize("name", DOCUMENTS)
 
-# flags of torchrun, pip, bubblewrap and Chromium, and what stands for any flag
-OTHERS = {*"""help nproc_per_node no-deps logdir index-url ro-bind tmpfs proc dev unshare-all
-    die-with-parent new-session headless no-sandbox hide-scrollbars flag name
-    imitation_coef quantile format no_chat_template clip drift flips game""".split()}
+# flags of torchrun, pip and Chromium, and what stands for any flag
+OTHERS = {*"""help nproc_per_node no-deps logdir index-url headless no-sandbox hide-scrollbars
+    flag name imitation_coef quantile format no_chat_template clip drift flips game""".split()}
 
 
 # -------------------------------------------------------------------------------- files and links
@@ -192,4 +191,4 @@ def test_every_equation_of_corrections_holds_to_its_printed_digits():
             digits = len(right.partition(".")[2]) if re.fullmatch(r"[+\d.]+", right) else 4
             assert abs(one - other) <= .5 * 10**-digits + 1e-12, line
             found += 1
-    assert found >= 12
+    assert found >= 7
