@@ -239,22 +239,26 @@ def test_an_observation_cannot_end_a_turn_of_the_chat_template(attribute, templa
     assert read == (encode(words) if forged else expected)
 
 
-@pytest.mark.parametrize("room", [9, 7])
+@pytest.mark.parametrize("room, end, read", [(9, "<eos>", "$5+="), (7, "<eos>", "$5+="),
+                                             (8, "+", "5+=")])
 def test_a_turn_that_ends_with_a_stop_string_is_answered_after_the_templates_end_token(
-        room, environment):
-    """The end token is read, not trained; a response without room for the answer is truncated."""
+        room, end, read, environment):
+    """The end token is read, not trained, unless the policy wrote it; a response without room for
+    the answer is truncated."""
     tokenizer = builtin_tokenizer("0123456789+=,. abcdef")
     tokenizer.chat_template = ("{% for m in messages %}{{ m.content }}"
-                               "{{ '<eos>' if m.role == 'assistant' else '=' }}{% endfor %}")
+                               f"{{{{ '{end}' if m.role == 'assistant' else '=' }}}}"
+                               "{% endfor %}")
     Scripted.turns = [tokenizer("12+")["input_ids"], tokenizer("4<eos>")["input_ids"]]
     add = environment("class Add:\n    def __init__(self, row):\n        pass\n"
                       "    def step(self, text):\n        return '5+', len(text), text == '4'\n")
     sampler = play(Scripted(make(), tokenizer, room, 1.0, STOP), add)
     rollout = sampler.sample([[1]], 1, torch.rand(1, room), problems=PROBLEMS[:1], task=TASK)
-    assert spell(rollout.token_lists()[0]) == "12+$5+=4$"[:room]
-    assert rollout.mask[0].tolist() == [int(x) for x in "111000011"[:room]]
-    assert rollout.turn_rewards[0].tolist() == [0, 0, 2, 0, 0, 0, 0, 0, 1][:room]
-    assert rollout.truncated.item() == (room < 9)
+    assert spell(rollout.token_lists()[0]) == f"12+{read}4$"[:room]
+    own = [1, 1, 1, *[0] * len(read), 1, 1]
+    assert rollout.mask[0].tolist() == own[:room]
+    assert rollout.turn_rewards[0].tolist() == [0, 0, 2, *[0] * len(read), 0, 1][:room]
+    assert rollout.truncated.item() == (room < len(own))
 
 
 @pytest.mark.checkpoint
