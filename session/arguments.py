@@ -217,8 +217,8 @@ class Core:
         None, "YAML file of flags by their names, for example one of recipes/; command-line flags "
               "override it (default: none)", section="the run")
     dry_run: bool = flag(
-        False, "run one rollout batch and the longest update, and print their time and memory; no "
-               "run folder is made", without="resume")
+        False, "run one rollout batch and the longest update, and print their time and, on a GPU, "
+               "their memory; no run folder is made", without="resume")
     output_dir: str | None = flag(
         None, "run folder (default: runs/<algorithm>, numbered if it exists)")
     resume: bool = flag(

@@ -31,7 +31,7 @@ OUT_OF_RANGE = {
     "above 0": "learning_rate=0 learning_rate=-0.5 cold_start_learning_rate=0 mismatch_high=0",
     "above 1": "dual_clip=0 dual_clip=0.5 dual_clip=1",
     "at least 1e-06": "temperature=nan temperature=-inf temperature=1e-39 temperature=0",
-    "clip range": """epsilon=-0.1 epsilon=1.5 epsilon_high=-0.1""",
+    "clip range": "epsilon=-0.1 epsilon=1.5 epsilon=nan epsilon_high=-0.1 epsilon_high=nan",
     "at most 1": "overlong_cache=1.5",
     f"at most {2 ** 28 - 1}": f"seed={2 ** 28}",             # modulo which torch counts them
     "invalid choice": """algorithm=nonsense advantage=nonsense scale_rewards=nonsense
