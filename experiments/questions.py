@@ -660,7 +660,8 @@ LENGTHS = Question(
         the last mini-batches would be dropped (rows.py --print_range 0.2); ε_high is 4/3 of it; at
         182 tokens it is that of 110 times √(110 / 182). A warm-up that is right in less than a
         tenth of the first batch has learned nothing yet: the next seed takes its place, at all
-        three lengths. Of the four seeds at 182 tokens one has run.""")
+        three lengths. At 182 tokens two seeds have run;
+        five of seven warm-ups were refused.""")
 
 OWN_RATES = ("2e-4", "4e-4", "8e-4", "1.2e-3")
 OWN_RATE = Question(
