@@ -15,7 +15,8 @@ recipes', and prompts are sums: memory and speed do not depend on what the weigh
     resume    a run whose last checkpoint is taken away ends in the same weights after --resume
     log_s     error of log s in 16 bits against the length of the response, with this GPU's kernels
     vllm      the 24 GB recipe with --sampler vllm: memory while it samples and while it sleeps
-    learns    the default run of train.py: held-out pass@1 before and after
+    learns    the default run of train.py: held-out pass@1 before and after, and seconds of sampling
+              beside those of a run with --cuda_graphs
 """
 
 import argparse
@@ -273,7 +274,9 @@ def try_vllm(bench):
 
 def try_learning(bench):
     small = TINY_MOE if bench.small else []
-    bench.train("learns", "--device", bench.device, *small)
+    for name, *flags in (("graphs", "--cuda_graphs"), ("learns",)):
+        last, _ = bench.train(name, "--device", bench.device, *flags, *small)
+        bench.report(f"{name:9} the last batch is sampled in {last['seconds_rollout']:.3f} s")
     text = (bench.folder / "learns/summary.json").read_text(encoding="utf-8")
     summary = json.loads(text)
     bench.report(f"learns    pass@1 {summary['pass_at_1_before']:.3f} -> "

@@ -1,23 +1,20 @@
 """Peak memory of log-prob and update passes against the size of the vocabulary, on a CPU.
 
-    python benchmarks/memory.py            # --quick: only the shortest response
+    python benchmarks/memory.py            # --quick: a response of 256 tokens in place of 4,096
                                            # TRL's column needs pip install trl==1.16.0
 
 Peaks come from the CPU allocator: what a pass added. The table uses a backbone of width 64
 with Qwen's vocabulary of 151,936 tokens, so that nearly all memory is for logits. `ours`: the LM
-head in chunks of rows, which the backward pass recomputes. `at once`: the same code with all logits
-in one tensor. benchmarks/simulate.py counts the memory of whole models on a GPU.
+head in chunks of rows, which the backward pass recomputes. benchmarks/simulate.py counts the memory
+of whole models on a GPU.
 """
 
-import os
 import sys
 from pathlib import Path
-from unittest.mock import patch
 
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-import rollout  # noqa: E402
 from plumbing.speed.fast import fast_response_logp  # noqa: E402
 from shapes import random_model, random_rollout  # noqa: E402
 from timing import MB, command_line, peak_bytes, publish  # noqa: E402
@@ -32,51 +29,38 @@ def passes(compute_logp, model):
     return round(logp), round(peak_bytes(lambda: compute_logp(model).sum().backward()) / MB)
 
 
-def all_at_once(model, batch):
-    """fast_response_logp's log-probs from one tensor with all logits."""
-    with patch.object(rollout, "MAX_LOGITS", 2 ** 62):
-        return fast_response_logp(model, batch, entropy=False).logp
-
-
-def vocabulary(lengths):
-    """{T: {side: peak MB of (log-prob pass, update)}}, one response of T tokens. A side that would
-    not fit in memory is left out."""
+def vocabulary(T):
+    """{T: {side: peak MB of (log-prob pass, update)}}, one response of T tokens."""
     try:
         from trl.trainer.utils import add_fused_lm_head
     except ImportError:
         add_fused_lm_head = None
-    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    batch = random_rollout(VOCABULARY, 1, 1, 16, T)
+    ids = torch.cat([batch.prompt_ids, batch.response_ids], 1)
+    labels = ids.clone()
+    labels[:, :16] = -100
+    sides = {"ours": lambda m: fast_response_logp(m, batch, entropy=False).logp}
+    if add_fused_lm_head:
+        sides["trl"] = lambda m: m(input_ids=ids, attention_mask=torch.ones_like(ids),
+                                   labels=labels, fused_lm_head=True).log_probs
     found = {}
-    for T in lengths:
-        batch = random_rollout(VOCABULARY, 1, 1, 16, T)
-        ids = torch.cat([batch.prompt_ids, batch.response_ids], 1)
-        labels = ids.clone()
-        labels[:, :16] = -100
-        sides = {"ours": lambda m: fast_response_logp(m, batch, entropy=False).logp}
-        if 4 * T * VOCABULARY * 4 < free / 2:
-            sides["at once"] = lambda m: all_at_once(m, batch)
-        if add_fused_lm_head:
-            sides["trl"] = lambda m: m(input_ids=ids, attention_mask=torch.ones_like(ids),
-                                       labels=labels, fused_lm_head=True).log_probs
-        found[str(T)] = {}
-        for name, compute_logp in sides.items():
-            model = random_model("qwen2", 64, 1, 4, 4, 128, VOCABULARY, tied=False)
-            if name == "trl":                                # as GRPOTrainer sets it up
-                add_fused_lm_head(model, temperature=1.0, outputs=("log_probs", "entropy"))
-            found[str(T)][name] = passes(compute_logp, model)
-    return found
+    for name, compute_logp in sides.items():
+        model = random_model("qwen2", 64, 1, 4, 4, 128, VOCABULARY, tied=False)
+        if name == "trl":                                    # as GRPOTrainer sets it up
+            add_fused_lm_head(model, temperature=1.0, outputs=("log_probs", "entropy"))
+        found[name] = passes(compute_logp, model)
+    return {str(T): found}
 
 
 def texts(found):
-    """Peaks of docs/speed.md in MB, at the longest response."""
-    *_, longest = found["vocabulary"].values()
-    return {f"peak {side}": f"{peak:,}" for side, (_, peak) in longest.items()}
+    """Peaks of docs/speed.md in MB."""
+    sides, = found["vocabulary"].values()
+    return {f"peak {side}": f"{peak:,}" for side, (_, peak) in sides.items()}
 
 
 def main(argv=None):
-    args = command_line(__doc__, "memory.json", "only the shortest response").parse_args(argv)
-    lengths = (256,) if args.quick else (256, 1024, 4096)
-    publish(args.json, {"vocabulary": vocabulary(lengths)}, texts)
+    args = command_line(__doc__, "memory.json", "a short response").parse_args(argv)
+    publish(args.json, {"vocabulary": vocabulary(256 if args.quick else 4096)}, texts)
 
 
 if __name__ == "__main__":
