@@ -170,14 +170,15 @@ pass@1 before training ({mean depth: before}; GRPO {mean depth: GRPO}), {mean de
 experts flip, replay is {depth: GRPO replay against GRPO, 2.8e-4} from
 
 more games than one per response, GRPO {turns: GRPO: more games won at the end}; [the
-others](lesson.md#9-turns-what-is-gspo-token-for). With one per response wide is {turns: GSPO wide against GSPO, one advantage per response}
-above
+others](lesson.md#9-turns-what-is-gspo-token-for). With one per response wide is {turns: GSPO wide
+against GSPO, one advantage per response} above
 
 There wide is {offpolicy: the weight: wide against dropped by s} above the same drop rule with
 GRPO's weights and {offpolicy: the same share: wide against narrow GRPO} above a GRPO so narrow that
 it clips {percent offpolicy: clipped of Â ≠ 0, GRPO narrow} of the tokens with Â ≠ 0, wide {percent
 offpolicy: clipped of Â ≠ 0, GSPO wide}; by Holm over the nine differences of `offpolicy` both have
-p {holm offpolicy: the same share: wide against narrow GRPO}: undecided. The narrow GRPO is {offpolicy: the same share: narrow GRPO against GRPO} above GRPO
+p {holm offpolicy: the same share: wide against narrow GRPO}: undecided. The narrow GRPO is
+{offpolicy: the same share: narrow GRPO against GRPO} above GRPO
 
 (`neighbours`, {seeds neighbours: GSPO: own} seeds): of the responses with Â ≠ 0 outside the paper's
 range {percent neighbours: GSPO: own} had moved in their own advantage's direction before they were
