@@ -16,10 +16,9 @@ from tiny_run import ROOT, TINY, program, python, slow, write
 
 PLANTED = 'raise ValueError("planted")'
 PLACES = [  # a file, the line before the planted one, flags
-    ("losses.py", "def token_surrogate(", ""),
+    slow("losses.py", "def token_surrogate(", ""),
     slow("train.py", "def mini_batches(", ""),
     slow("features/entropy.py", "    def loss(", "--entropy_coef 1"),
-    slow("moe.py", "    def forward(self, x, gates, indices", ""),
     slow("session/metrics.py", "    def log(", ""),
 ]
 

@@ -9,7 +9,11 @@ import json
 import os
 import re
 
+import pytest
+
 from tiny_run import ROOT, TINY, python
+
+pytestmark = pytest.mark.slow
 
 # Runs scripts one after the other, each as `python SCRIPT WORDS`, in a process where this project,
 # but no library, misses what Windows does not have.
