@@ -460,7 +460,7 @@ def check_clip_range(row, advantages, mask, epsilon, epsilon_high, router_shift)
         return None, None
     if row.epsilon is None:
         raise ValueError(f"epsilon is {low}, epsilon_high is {high}: {row.name} has no clip range")
-    if not (low >= 0 <= high) or row.clip == "min" and low > 1:
+    if not (low >= 0 and high >= 0) or row.clip == "min" and low > 1:          # or NaN
         raise ValueError(f"epsilon is {low}, epsilon_high is {high}: the clip range [1 - epsilon, "
                          "1 + epsilon_high] must contain 1 and start at 0 or above")
     return row.kind.center - low, row.kind.center + high

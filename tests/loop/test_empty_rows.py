@@ -15,7 +15,6 @@ from routes import Pass
 from session.metrics import Recorder, policy_metrics
 
 
-
 def near(want, **tolerance):
     """pytest.approx of a float; anything else as it is."""
     return pytest.approx(want, **tolerance) if isinstance(want, float) else want

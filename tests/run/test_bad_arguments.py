@@ -146,7 +146,8 @@ ACCEPTED = [
     f"{DATA} --reward_weights 2 --scale_rewards none", f"{MODEL} --min_terms 3 --max_terms 3",
     "--eval_samples 0", "--algorithm grpo --epsilon 1", "--algorithm dr_grpo --dynamic_sampling",
     f"{DATA} --algorithm srpo --stage2_dataset_name more.jsonl", f"--seed {2 ** 28 - 1}",
-    "--num_generations 2", "--sampler_dtype float32", "--beta 0.1 --algorithm ppo --lam 0.9"]
+    "--report_to none --num_generations 2", "--sampler_dtype float32",
+    "--beta 0.1 --algorithm ppo --lam 0.9"]
 
 
 @pytest.mark.parametrize("line", [

@@ -19,6 +19,7 @@ PLACES = [  # a file, the line before the planted one, flags
     slow("losses.py", "def token_surrogate(", ""),
     slow("train.py", "def mini_batches(", ""),
     slow("features/entropy.py", "    def loss(", "--entropy_coef 1"),
+    slow("moe.py", "    def forward(self, x, gates, indices", ""),
     slow("session/metrics.py", "    def log(", ""),
 ]
 
