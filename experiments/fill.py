@@ -99,7 +99,7 @@ def verdicts(found, decided):
     for name, question in QUESTIONS.items():
         answer = found["verdicts"][name]
         sure = not answer["verdict"].startswith(UNDECIDED) and (answer["holm"] or 0) < .05
-        if not question.deciding or decided != sure:
+        if not (question.deciding and answer["runs"]) or decided != sure:
             continue
         of = {rule: found["numbers"][f"{name}: {rule}"] for rule in question.deciding}
         rule = next((rule for rule in of if of[rule]["verdict"] == answer["verdict"]), [*of][0])

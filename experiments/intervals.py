@@ -34,12 +34,13 @@ class Verdict(str):
         return self
 
 
-def interval(values):
-    """(mean, low, high): 95 % t interval of a mean; of one value, which has none: that value."""
+def interval(values, alpha=.05):
+    """(mean, low, high): t interval of a mean with 1 - alpha confidence; of one value, which has
+    none: that value."""
     values = list(values)
     n = len(values)
     middle = mean(values)
-    half = float(stats.t.ppf(.975, n - 1)) * standard_error(values) if n > 1 else 0
+    half = float(stats.t.ppf(1 - alpha / 2, n - 1)) * standard_error(values) if n > 1 else 0
     return middle, middle - half, middle + half
 
 
@@ -75,17 +76,17 @@ def decide(values, supported, contradicted=None, nothing=0, least=8):
     return Verdict(undecided, min(yes, no))
 
 
-def compare(values, level, least=8, smallest=.01):
+def compare(values, level, least=8, alpha=.05, smallest=.01):
     """Which of two variants is ahead, from one difference per seed: "ahead" or "behind" if the
-    interval of the mean leaves 0 and the mean is at least `smallest` from it; "level" if the
-    interval lies within ±level; else undecided."""
+    interval of the mean, with 1 - alpha confidence, leaves 0 and the mean is at least `smallest`
+    from it; "level" if the interval lies within ±level; else undecided."""
     values = list(values)
-    middle, low, high = interval(values)
+    middle, low, high = interval(values, alpha)
     if len(values) >= least and low * high > 0 and abs(middle) >= smallest:
         return Verdict("ahead" if middle > 0 else "behind", p_zero(values))
     if len(values) >= least and -level <= low and high <= level:
         return Verdict("level", p_within(values, (-level, level)))
-    return Verdict(f"undecided ({len(values)} seeds)", p_zero(values))
+    return Verdict(f"undecided ({len(values)} seeds)", p_zero(values) if len(values) > 1 else None)
 
 
 def seeds_needed(values, supported, contradicted=None, nothing=0):

@@ -71,23 +71,33 @@ def group_name(setting):
 
 def choose_best(question, runs, variant, group=""):
     """The setting of a group with the highest mean over the choosing seeds, or None before all are
-    run."""
-    means = {}
+    run. A question's `prefers` names a variant: the others take its best setting if theirs is
+    better by no more than the standard error of the difference, paired by seed."""
+    found = {}
     for setting in group_settings(question, variant, group):
-        found = values(runs, variant, setting, question.choosing, question.by)
-        if len(found) < question.choices:
+        found[setting] = values(runs, variant, setting, question.choosing, question.by)
+        if len(found[setting]) < question.choices:
             return None
-        means[setting] = intervals.mean(found.values())
-    return max(means, key=means.get, default=None)
+    best = max(found, key=lambda setting: intervals.mean(found[setting].values()), default=None)
+    if question.prefers and variant != question.prefers:
+        common = choose_best(question, runs, question.prefers, group)
+        if common in (None, best):
+            return common
+        gains = [found[best][seed] - found[common][seed]
+                 for seed in found[best].keys() & found[common].keys()]
+        if intervals.mean(gains) <= intervals.standard_error(gains):
+            return common
+    return best
 
 
 def resolve_settings(question, runs, variant, words):
-    """The settings that "all μ4", "best μ4" or a name mean; [None] for the best of settings that
-    are not all run."""
+    """The settings that "all μ4", "best μ4", "best μ4 of GRPO" (that of another variant) or a name
+    mean; [None] for the best of settings that are not all run."""
     word, _, group = words.partition(" ")
     if word == "all":
         return group_settings(question, variant, group)
-    return [choose_best(question, runs, variant, group) if word == "best" else words]
+    group, _, other = group.partition(" of ")
+    return [choose_best(question, runs, other or variant, group) if word == "best" else words]
 
 
 def list_choices(question):
@@ -95,7 +105,8 @@ def list_choices(question):
     return dict.fromkeys(
         (variant, words.partition(" ")[2]) for part in question.plan
         for variant in part.variants or question.variants
-        for words in part.settings.split(", ") if words.startswith("best"))
+        for words in part.settings.split(", ")
+        if words.startswith("best") and " of " not in words)
 
 
 # ------------------------------------------------------------------------------------ contrasts
@@ -119,7 +130,7 @@ def check_names(question):
         if variant not in question.variants:
             raise ValueError(f"{where} names the variant '{variant}'; there are "
                              f"{', '.join(question.variants)}")
-        word, _, group = setting.partition(" ")
+        word, _, group = setting.partition(" of ")[0].partition(" ")
         known = question.list_settings(variant)
         chosen = word in ("all", "best", "mean")
         if chosen and not group_settings(question, variant, group) or (
@@ -184,9 +195,9 @@ def judge_rule(question, runs, rule):
     answer = (intervals.Verdict("reported") if rule.reported else
               intervals.Verdict(alike) if all_identical(question, runs, rule) else
               intervals.decide_exact(sample, bounds[0]) if rule.exact else
-              intervals.compare(sample, rule.level, rule.least) if rule.level else
+              intervals.compare(sample, rule.level, rule.least, rule.alpha) if rule.level else
               intervals.decide(sample, *bounds, rule.nothing, rule.least))
-    middle, low, high = map(back, intervals.interval(sample))
+    middle, low, high = map(back, intervals.interval(sample, rule.alpha))
     zero = intervals.p_zero(sample) if " - " in rule.of and len(sample) > 1 else None
     undecided = answer.startswith("undecided") and len(sample) > 1
     needed = intervals.seeds_needed(sample, *bounds, rule.nothing) if undecided else None
@@ -216,11 +227,15 @@ def judge(question, runs, lacking):
         none = dict(mean=None, seeds="0", verdict=intervals.Verdict(why), p=None, zero=None,
                     needed=None)
         found[name] = judge_rule(question, runs, rule) or none
-    compared = [name for name, rule in question.rules.items()
-                if rule.level and found[name]["zero"] is not None]
-    for name, p in zip(compared, intervals.holm([found[name]["zero"] for name in compared])):
-        if p >= .05 and found[name]["verdict"] in ("ahead", "behind"):
-            found[name]["verdict"] = intervals.Verdict(f"undecided (p {p:.3f} by Holm)", p)
+    # Holm's correction over the comparisons of one figure
+    families = {}
+    for name, rule in question.rules.items():
+        if rule.level and found[name]["zero"] is not None:
+            families.setdefault(split_terms(rule.of)[0][-1], []).append(name)
+    for names in families.values():
+        for name, p in zip(names, intervals.holm([found[name]["zero"] for name in names])):
+            if p >= question.rules[name].alpha and found[name]["verdict"] in ("ahead", "behind"):
+                found[name]["verdict"] = intervals.Verdict(f"undecided (p {p:.3f} by Holm)", p)
     deciding = [found[name] for name in question.deciding]
     answers = [as_predicted(question.rules[name], found[name]["verdict"])
                for name in question.deciding]
@@ -250,8 +265,9 @@ def describe_rule(rule):
         return f"{rule.of}: reported beside the rules, without a verdict"
     if rule.level:
         predicted = f"; predicted: {rule.predicted}" if rule.predicted else ""
-        return (f"{rule.of}: ahead or behind if the interval leaves 0, by 0.01 or more, and "
-                f"p < 0.05 by Holm; level within ±{rule.level:g}; else undecided{predicted}")
+        return (f"{rule.of}: ahead or behind if the {1 - rule.alpha:.1%} interval leaves 0, by "
+                f"0.01 or more, and p < {rule.alpha:g} by Holm; level within ±{rule.level:g}; else "
+                f"undecided{predicted}")
     if rule.exact:
         return f"{rule.of}: supported if the value of every seed lies {between(rule.supported)}"
     against = (between(rule.contradicted) if rule.contradicted

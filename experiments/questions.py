@@ -7,6 +7,7 @@ experiments/run.py NAME` makes the missing runs, in the order of the plan, and j
 question is one entry; your own is a file beside this table (docs/evidence.md).
 
     "GRPO@2e-4"           the figure `after` (held-out pass@1 at the end) of a variant in a setting
+    "GRPO@best μ4 of A"   in the best setting of variant A
     "GRPO@best μ4"        in the setting with the highest mean over the choosing seeds, of the
                           settings whose names begin with "μ4 "
     "GRPO@mean"           the mean over all settings, of the seeds that have all of them
@@ -45,6 +46,7 @@ class Rule:
     form: str = "{:+.3f}"
     reported: bool = False           # no rule was written beforehand: without a verdict
     level: float = 0                 # not 0: the verdict is ahead, behind, level or undecided
+    alpha: float = .05               # of such a verdict: two looks at .025 are one at .05
     predicted: str = ""              # which of them was expected
 
 
@@ -78,6 +80,8 @@ class Question:
     choosing: range = range(0)       # the seeds that choose a setting
     choices: int = 4                 # how many of them must be usable
     by: str = "after"                # the figure by whose mean it is chosen
+    prefers: str = ""                # a variant whose setting the others take unless theirs is
+    #                                  better by more than a standard error
     groups: dict = field(default_factory=dict)       # {name: settings}, beside those that begin so
     before: tuple = ()               # (path, command that makes it) of what its runs need
     seconds: float = 10              # guessed core-seconds of a run
@@ -625,7 +629,7 @@ def at_lengths(variant, lengths=tuple(LENGTHS_OF), rates=("4e-4",)):
     found = {}
     for length in lengths:
         flags, epsilon = LENGTHS_OF[length]
-        if variant == "GSPO mid":
+        if variant in ("GSPO mid", "w, mid's drops"):
             flags += f" --epsilon {epsilon:g} --epsilon_high {4 / 3 * epsilon:.2g}"
         found |= {f"{length} {rate}": f"{flags} --learning_rate {rate}" for rate in rates}
     return found
@@ -705,6 +709,147 @@ CONTROLS = Question(
         batches; 8 seeds. `w, wide's drops`: GRPO's weights, responses dropped by s at .03 /
         .04 (experiments/rows.py).""")
 
+# ----------------------------- one figure of merit (rules and predictions before any run)
+#
+# final   `after`: held-out pass@1 of the trained policy after the last batch, of 2,048 samples,
+#         under a rate that has gone to 0 (cosine), as under a constant one the policy jitters
+# speed   the mean over the batches that can differ, of the policy: the pass rates of the second
+#         batch to the last; where samples are old or rounded, held-out pass@1 every four batches
+#
+# Beside each variant stand the share of the signal that its clip drops (clip_signal), ε / σ (σ: the
+# standard deviation of log s before the last mini-batch) where it clips s, and `dropped`, the share
+# of Σ |Â|·w·(1 − π) (rows.py), by which a clip of tokens and one of responses can be compared.
+# Primary contrasts are in final, level within ±0.02; those in speed, level within ±0.015, have a
+# verdict and no prediction. Seeds from 700. 12 seeds; if a primary contrast of a question is then
+# undecided, 24 for the whole question: two looks of .025 each. Holm over the contrasts of a figure.
+
+FINAL = "--eval_prompts 512 --eval_samples 4"
+OPEN = "--epsilon 1 --epsilon_high inf"                     # a clip range that nothing leaves
+SHOWN = ("after", "speed", "clip_signal", "std_log_s", "dropped", "before", "collapsed")
+LOOK = dict(alpha=.025, least=12)
+
+
+def contrast(one, other, predicted, setting="{0}", speed="speed"):
+    """Two rules of one minus other in a setting: final, which is primary, and speed."""
+    name = f"{one} against {other}, {setting}"
+    of = f"{one}@{setting}:{{}} - {other}@{setting}:{{}}"
+    return {name: Rule(of.format("after", "after"), level=.02, predicted=predicted, **LOOK),
+            f"{name}: speed": Rule(of.format(speed, speed), level=.015, **LOOK)}
+
+
+def beside(variants, settings, figures=SHOWN):
+    """Reported figures of variants in settings."""
+    return each("{0}, {1}: {2}", "{0}@{1}:{2}", variants, settings, figures, rule=Reported,
+                form="{:.4f}")
+
+
+WEIGHTS = {
+    "GRPO": GRPO, "GSPO wide": KNOWN["GSPO wide"],
+    "w, wide's drops": DROPS.format(".03", ".04", "--drop_by_s"),
+    "s, no clip": f"--algorithm gspo {OPEN}", "w, no clip": f"--algorithm grpo {OPEN}",
+    "no ratio": "--algorithm reinforce --scale_rewards group --steps_per_generation 4 "
+                "--reduction sequence-mean",
+    "s where right": f"--algorithm grpo {OPEN} --s_where right",
+    "s where wrong": f"--algorithm grpo {OPEN} --s_where wrong"}
+WEIGHT = Question(
+    claim="With equal drops, or none, the weight of a token (s, w or none) does not matter",
+    asks="Does the weight matter?",
+    regime="1 M parameters, 4 layers, responses of about 61 and 110 tokens, 16 rollout batches, "
+           "2e-4, cosine, 4 mini-batches",
+    flags=f"--steps 16 {FINAL}", script="rows", seeds=range(830, 880), least_start=.1, seconds=30,
+    variants=WEIGHTS, settings=partial(at_lengths, lengths=("61", "110"), rates=("2e-4",)),
+    parts=(Part("61 2e-4", range(830, 880), count=12), Part("110 2e-4", range(830, 880), count=12)),
+    rules={rule: of for setting in ("61 2e-4", "110 2e-4") for one, other in (
+               ("s, no clip", "w, no clip"), ("s, no clip", "no ratio"),
+               ("GSPO wide", "w, wide's drops"))
+           for rule, of in contrast(one, other, "level", setting).items()}
+          | {f"{rule} (not primary)": Reported(of.of) for setting in ("61 2e-4", "110 2e-4")
+             for one, other in (("s where right", "w, no clip"), ("s where wrong", "w, no clip"),
+                                ("w, no clip", "GRPO"), ("GSPO wide", "GRPO"))
+             for rule, of in contrast(one, other, "", setting).items()}
+          | beside(WEIGHTS, ("61 2e-4", "110 2e-4")),
+    notes="""No ratio: REINFORCE with the group's standard deviation, in four mini-batches. The last
+        two arms test a mechanism: where w has fallen it stops the push on a token with Â < 0, and s
+        goes on pushing. If that is why s is behind w in speed, `s where wrong` (s where Â < 0) is
+        behind `w, no clip` as s is, and `s where right` is level with it.""")
+
+FAIR_RATES = ("1e-4", "2e-4", "4e-4", "8e-4", "1.6e-3")
+FAIR_ARMS = ("GRPO", "GRPO narrow", "GSPO", "GSPO mid", "GSPO wide")
+MID_DROPS = "w, mid's drops"
+FAIR = Question(
+    claim="Each at its own best rate, GSPO mid, which drops about what the paper reports, is level "
+          "with GRPO; the paper's constant is behind at 21 tokens",
+    asks="And each at its own best rate?",
+    regime="1 M parameters, 4 layers, responses of about 21 and 61 tokens, 16 rollout batches, "
+           "cosine, 4 mini-batches",
+    flags=f"--steps 16 {FINAL}", script="rows", prefers="GRPO", least_start=.1, seconds=20,
+    variants=known("GRPO", "GSPO", "GSPO wide") | {
+        "GRPO narrow": "--algorithm grpo --epsilon .05 --epsilon_high .067",
+        "GSPO mid": "--algorithm gspo", MID_DROPS: "--algorithm grpo --drop_by_s"},
+    settings=partial(at_lengths, lengths=("21", "61"), rates=FAIR_RATES),
+    choosing=range(702, 722), seeds=range(770, 820),
+    parts=tuple(part for length in ("21", "61") for part in (
+              Part(f"all {length}", range(702, 722), FAIR_ARMS, 4),
+              Part(f"best {length}, best {length} of GRPO", range(770, 820), FAIR_ARMS, 12),
+              Part(f"best {length} of GSPO mid", range(770, 820), ("GSPO mid", MID_DROPS), 12)))
+          + tuple(Part(f"all {length}", range(702, 722), (MID_DROPS,), 4)
+                  for length in ("21", "61")),
+    rules={**contrast("GSPO mid", "GRPO", "level", "best 21"),
+           **contrast("GSPO mid", "GRPO", "level", "best 61"),
+           **contrast("GSPO", "GRPO", "behind", "best 21"),
+           **contrast("GSPO", "GRPO", "level", "best 61"),
+           **contrast("GSPO mid", MID_DROPS, "level", "best 21 of GSPO mid"),
+           **contrast("GSPO mid", MID_DROPS, "level", "best 61 of GSPO mid"),
+           **{f"{rule} (not primary)": Reported(of.of) for length in ("21", "61")
+              for one, setting in (
+                  ("GSPO wide", f"best {length}"), ("GRPO narrow", f"best {length}"),
+                  *((arm, f"best {length} of GRPO") for arm in FAIR_ARMS[1:]))
+              for rule, of in contrast(one, "GRPO", "", setting).items()},
+           **beside(FAIR_ARMS, ("best 21", "best 61", "best 21 of GRPO", "best 61 of GRPO")),
+           **beside((MID_DROPS,), ("best 21 of GSPO mid", "best 61 of GSPO mid")),
+           **each("choosing: {0}, {1} {2}: {3}", "{0}@{1} {2}:{3}", (*FAIR_ARMS, MID_DROPS),
+                  ("21", "61"), FAIR_RATES, ("after", "collapsed", "std_log_s", "clip_signal"),
+                  rule=Reported, seeds=range(702, 722), form="{:.4f}")},
+    notes="""Four seeds choose an arm's rate by final; it takes GRPO's if that is within a standard
+        error (paired) of its best. Twelve others judge, at the arm's own rate and at GRPO's. GSPO
+        mid keeps the ε of `lengths`; ε / σ is printed for each rate. The choosing runs say which
+        rates stay usable: final at each rate, and how many of four runs collapse (a batch's pass
+        rate below half of the best so far, four batches running).""")
+
+CONTROLS_FINAL = Question(
+    claim="With samples of eight batches ago or of an int3 policy, GSPO wide ends above GRPO and "
+          "above w with its drops",
+    asks="Old or rounded samples: is it s, or what is left out?",
+    regime=f"{TINY}, 20 rollout batches, rate 4e-4, cosine",
+    flags=f"--steps 20 --learning_rate 4e-4 --eval_steps 4 {FINAL}", script="rows",
+    variants=CONTROLS.variants, settings=CONTROLS.settings, seeds=range(902, 918), seconds=20,
+    rules={rule: of for setting in CONTROLS.settings for one, other in (
+               ("GSPO wide", "GRPO"), ("GSPO wide", "w, wide's drops"))
+           for rule, of in contrast(one, other, "ahead", setting).items()}
+          | {rule: of for setting in CONTROLS.settings
+             for rule, of in contrast("w, wide's drops", "GRPO", "ahead", setting).items()}
+          | beside(CONTROLS.variants, CONTROLS.settings),
+    notes="""The samplers' log-probs are the old ones (--old_logp sampler). 16 seeds. `w, wide's
+        drops`: GRPO's weights, responses dropped by s at .03 / .04.""")
+
+PRETRAINED = Question(
+    claim="SmolLM2 counting: wide, w with wide's drops and GRPO end level, each at its own rate",
+    asks="And a pretrained model?",
+    regime="SmolLM2-135M-Instruct counts twenty numbers, 6 batches of 8 × 8 answers, cosine",
+    flags=COUNTING.flags.replace("--lr_scheduler_type constant_with_warmup ", "").replace(
+        "--learning_rate 1.5e-5 ", ""), script="rows",
+    variants={name: WEIGHTS[name] for name in ("GRPO", "GSPO wide", "w, wide's drops")},
+    settings=rates(1.5e-5, 3e-5), by="reward", prefers="GRPO", choosing=range(950, 952), choices=2,
+    seeds=range(960, 966), seconds=640, before=COUNTING.before,
+    parts=(Part("all", range(950, 952)), Part("best", range(960, 966))),
+    rules={f"{one} against {other}": Rule(f"{one}@best:reward - {other}@best:reward", level=.02,
+                                          predicted="level", alpha=.025, least=6)
+           for one, other in (("GSPO wide", "GRPO"), ("GSPO wide", "w, wide's drops"))}
+          | beside(("GRPO", "GSPO wide", "w, wide's drops"), ("best",),
+                   ("reward", "clip_signal", "std_log_s", "dropped")),
+    notes="""Two seeds choose between two rates, six judge. The figure is the mean held-out reward
+        of 20 prompts: its interval is over seeds, not over prompts or models.""")
+
 QUESTIONS = {
     "identity": IDENTITY, "clipped": CLIPPED, "bounded": BOUNDED, "spread": SPREAD,
     "variance": VARIANCE, "short": SHORT, "collapse": COLLAPSE, "depth": DEPTH, "dose": DOSE,
@@ -712,7 +857,8 @@ QUESTIONS = {
     "smollm2": SMOLLM2_RUN, "counting": COUNTING, "turns": TURNS, "guess": GUESS,
     "curves": CURVES, "offpolicy": OFFPOLICY, "neighbours": NEIGHBOURS,
     "likelihood": LIKELIHOOD, "epochs": EPOCHS,
-    "rule": RULE, "lengths": LENGTHS, "own_rate": OWN_RATE, "controls": CONTROLS}
+    "rule": RULE, "lengths": LENGTHS, "own_rate": OWN_RATE, "controls": CONTROLS,
+    "weight": WEIGHT, "fair": FAIR, "controls_final": CONTROLS_FINAL, "pretrained": PRETRAINED}
 
 # The map of docs/evidence.md: (task, batches, rate × mini-batches (experiment), the rules of
 # GSPO - GRPO and of GSPO wide - GRPO).

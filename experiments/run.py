@@ -199,7 +199,7 @@ def make(name, question, variant, setting, seed):
         spent = dict(seconds=time.process_time() - began)
         return line | dict(figures=found) | spent | describe_machine(question)
     folder = Path("runs/questions") / f"{os.getpid()}"
-    code, printed = quietly(script.main, [*words.split(), "--output_dir", str(folder)])
+    code, printed, more = quietly(script.main, [*words.split(), "--output_dir", str(folder)])
     spent = dict(seconds=round(time.process_time() - began, 2)) | describe_machine(question)
     records = read_records(folder)
     if code == 2:
@@ -211,7 +211,8 @@ def make(name, question, variant, setting, seed):
     if records[0]["pass_rate"] < question.least_start:
         return line | dict(refused=f"first pass rate {records[0]['pass_rate']:.3f}") | spent
     settings = parse(rows.split(words.split())[1])
-    return line | dict(figures=rounded(figures(records, summary, settings))) | spent
+    found = figures(records, summary, settings) | (more or {})
+    return line | dict(figures=rounded(found)) | spent
 
 
 def read_records(folder):
@@ -255,11 +256,14 @@ def figures(records, summary, settings):
     def median(name):
         return statistics.median([x for x in each(name) if x is not None] or [None])
 
+    after = summary.get("pass_at_1_after", records[-1]["pass_rate"])
+    held_out = [score[0] for score in each("pass_at_1") if score]    # without its interval
     shares = [r["variance_factor"] / r["inverse_length"] for r in records
               if r.get("variance_factor") and r.get("inverse_length")]
     return {
         "before": summary.get("pass_at_1_before", records[0]["pass_rate"]),
-        "after": summary.get("pass_at_1_after", records[-1]["pass_rate"]),
+        "after": after,
+        "speed": intervals.mean([*held_out, after] if held_out else each("pass_rate")[1:]),
         "greedy": summary.get("greedy_after"), "seconds": summary.get("seconds"),
         "reward_before": summary.get("reward_before"), "reward": summary.get("reward_after"),
         "collapsed": collapsed(each("pass_rate")),
@@ -268,7 +272,8 @@ def figures(records, summary, settings):
         "mean": intervals.mean(each("pass_rate")),
         **before_steps([[update for update in r["minibatches"] if update["signal_answers"]]
                         for r in records]),
-        "pass_rates": each("pass_rate"), "rewards": each("reward"), "lengths": each("length"),
+        "pass_rates": each("pass_rate"), "held_out": held_out, "rewards": each("reward"),
+        "lengths": each("length"),
         "clipped": intervals.mean(r["clip_low"] + r["clip_high"] for r in records),
         "log_s_var": median("log_s_var"),
         "factor_times_length": statistics.median(shares or [None]),
@@ -316,19 +321,20 @@ def collapsed(pass_rates, patience=4):
 
 
 def quietly(main, argv):
-    """(exit code or None, what it printed) of a script's main; signal handlers stay as before."""
+    """(exit code or None, what it printed, what it returned) of a script's main; signal handlers
+    stay as before."""
     handlers = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)}
     printed = io.StringIO()
-    code = None
+    code = found = None
     with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
         try:
-            main(argv)
+            found = main(argv)
         except SystemExit as stop:
             code = stop.code
         finally:
             for signum, handler in handlers.items():
                 signal.signal(signum, handler)
-    return code, printed.getvalue()
+    return code, printed.getvalue(), found
 
 
 def rounded(x):

@@ -79,9 +79,9 @@ def test_marks_stand_above_tables_alone_and_the_sentences_pages_exist():
 
 def test_every_claim_keeps_its_line():
     page = DOCUMENTS["docs/evidence.md"]
-    for question in QUESTIONS.values():
+    for name, question in QUESTIONS.items():
         claim = question.claim.replace("|", r"\|")
-        assert not question.deciding or f"| {claim} (`" in page
+        assert not (question.deciding and judging.read(name)) or f"| {claim} (`" in page
 
 
 @pytest.mark.parametrize("name", QUESTIONS)
