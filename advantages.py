@@ -25,7 +25,6 @@ import inspect
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -241,35 +240,28 @@ class Advantage:
         return bool({"token_rewards", "turn_rewards"} & {*self.reads})
 
 
-class Input(NamedTuple):
-    shape: str                   # of a tensor, "B T"; "" for a number, a list or a word
-    meaning: str
-
-
-INPUTS = {  # what the function of an advantage may read
-    "rewards": Input("B", "the weighted sums of the reward's components; with --use_kl_in_reward "
-                          "minus beta times the sum of kl over the response; NaN if no function "
-                          "graded the response, whose advantage is then 0"),
-    "token_rewards": Input("B T", "the reward of every token: that of the response at its last "
-                                  "token; with --environment that of each turn at its last token; "
-                                  "with --use_kl_in_reward minus beta times kl at every token"),
-    "turn_rewards": Input("B T", "the rewards of the turns, as token_rewards; a run that reads "
-                                 "them needs an --environment"),
-    "parts": Input("B K", "the components of the rewards; with --environment the return first"),
-    "part_weights": Input("", "K numbers, --reward_weights"),
-    "group_size": Input("", "G, --num_generations; at least 2 for an advantage that reads it"),
-    "scale": Input("", "--scale_rewards"),
-    "mask": Input("B T", "the loss tokens, bool"),
-    "old_logp": Input("B T", "log π_old"),
-    "entropy": Input("B T", "the entropy of π_old at every token, in nats; with --old_logp "
-                            "recompute"),
-    "kl": Input("B T", "log π_old - log π_ref, then not in the loss, nor in rewards or "
-                       "token_rewards; only with --beta: give a default"),
-    "beta": Input("", "--beta, as for kl"),
-    "values": Input("B T", "the critic's estimates; a run that reads them trains a critic, on the "
-                           "returns of gae(token_rewards, values, mask), whatever the function "
-                           "makes of advantages"),
-    "lam": Input("", "--lam, the λ of GAE; for an advantage that reads values"),
+INPUTS = {  # what the function of an advantage may read; tensors have their shape
+    "rewards",         # [B] the weighted sums of the reward's components; with --use_kl_in_reward
+    #                    minus beta times the sum of kl over the response; NaN if no function graded
+    #                    the response, whose advantage is then 0
+    "token_rewards",   # [B, T] the reward of every token: that of the response at its last token;
+    #                    with --environment that of each turn at its last token; with
+    #                    --use_kl_in_reward minus beta times kl at every token
+    "turn_rewards",    # [B, T] the rewards of the turns, as token_rewards; needs an --environment
+    "parts",           # [B, K] the components of the rewards; with --environment the return first
+    "part_weights",    # K numbers, --reward_weights
+    "group_size",      # G, --num_generations; at least 2 for an advantage that reads it
+    "scale",           # --scale_rewards
+    "mask",            # [B, T] the loss tokens, bool
+    "old_logp",        # [B, T] log π_old
+    "entropy",         # [B, T] the entropy of π_old at every token, in nats; --old_logp recompute
+    "kl",              # [B, T] log π_old - log π_ref, then not in the loss, nor in rewards or
+    #                    token_rewards; only with --beta: give a default
+    "beta",            # --beta, as for kl
+    "values",          # [B, T] the critic's estimates; a run that reads them trains a critic, on the
+    #                    returns of gae(token_rewards, values, mask), whatever the function makes of
+    #                    advantages
+    "lam",             # --lam, the λ of GAE; for an advantage that reads values
 }
 
 ADVANTAGES = {

@@ -60,7 +60,7 @@ from plumbing.refusal import Refusal
 from rollout import Rollout, Scores, take_fields
 from routes import Pass, router_shift
 from session import checkpoints, screen
-from session.learner import forced, longest_update, make_learner
+from session.learner import Learner, forced, longest_update
 from session.metrics import Recorder, describe, first_responses
 
 
@@ -122,7 +122,6 @@ def train_batch(settings, learner, task, step):
     """One rollout batch: sample, score, compare, update. Returns (Batch, its last mini-batch, the
     statistics of every optimizer step, when each phase began and the last one ended)."""
     G = settings.num_generations
-    hooks = learner.features.hooks
     times = [time.perf_counter()]
     # prompt x ─► π_old samples G responses ─► rewards, in components
     rollout, problems, parts, sampled = collect(settings, learner, task, step)
@@ -134,7 +133,7 @@ def train_batch(settings, learner, task, step):
         old = learner.score(rollout, entropy=learner.needs_old_entropy)
     batch = Batch(rollout, problems, parts, old.logp, routes=old.routes, sampled=sampled,
                   step=step)
-    for after_scoring in hooks["after_scoring"]:
+    for after_scoring in learner.hooks["after_scoring"]:
         after_scoring(learner, batch, old)
     times.append(read_clock(learner.device))
 
@@ -144,7 +143,7 @@ def train_batch(settings, learner, task, step):
         settings.advantage, batch.rewards, G, settings.scale_rewards, parts=batch.parts,
         part_weights=task.weights(batch.parts), mask=batch.rollout.mask, old_logp=old.logp,
         entropy=old.entropy, **batch.extras)                                        # [B] or [B, T]
-    for change_advantages in hooks["advantages"]:
+    for change_advantages in learner.hooks["advantages"]:
         change_advantages(batch)
 
     # importance ratio ─► clip and optimize ─► new π_θ, a mini-batch of whole groups at a time
@@ -166,7 +165,7 @@ def collect(settings, learner, task, step):
         return rollout, problems, reward(learner, rollout, problems)
     rounds = [draw(0)]
     chosen = rounds[0]
-    for resample in learner.features.hooks["resample"]:
+    for resample in learner.hooks["resample"]:
         chosen = resample(rounds, draw)
     return *chosen, tuple((rollout, parts) for rollout, _, parts in rounds)
 
@@ -226,7 +225,7 @@ def add_gradient(settings, learner, micro, mini):
             epsilon=settings.epsilon, epsilon_high=settings.epsilon_high, weights=micro.weights,
             factors=micro.factors, router_shift=shift)
         terms = {}
-        for loss_terms in learner.features.hooks["loss"]:
+        for loss_terms in learner.hooks["loss"]:
             terms |= loss_terms(micro, scores, mini)
         loss = loss + sum(terms.values())
         # inside the block: checkpointed layers choose their experts again in backward
@@ -263,7 +262,7 @@ def run_script(settings, task=None):
     screen.print_once(task.filter_prompts(tokenizer))
     random.seed(settings.seed)       # after the warm-up, which may be cached
     torch.manual_seed(settings.seed)
-    learner = make_learner(settings, task, policy, tokenizer, device)
+    learner = Learner(settings, task, policy, tokenizer, device)
     if settings.dry_run:
         return dry_run(settings, learner, task)
     before = None if newest else held_out(settings, learner, task)

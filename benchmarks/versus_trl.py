@@ -44,7 +44,7 @@ from plumbing.data.task import Task  # noqa: E402
 from plumbing.model.cold_start import load_cold_start, make_tiny_config  # noqa: E402
 from plumbing.model.policy import load_policy  # noqa: E402
 from session.arguments import parse  # noqa: E402
-from session.learner import make_learner  # noqa: E402
+from session.learner import Learner  # noqa: E402
 from plumbing.speed import fast  # noqa: E402
 from shapes import random_model  # noqa: E402
 from timing import (MB, command_line, in_turns, measure_limit, peak_bytes,  # noqa: E402
@@ -91,7 +91,7 @@ class Ours:
         self.settings = replace(settings, save_steps=0, eval_steps=0)
         self.task = task
         policy, self.tokenizer = load_policy(settings, task, CPU, folder)
-        self.learner = make_learner(settings, task, policy, self.tokenizer, CPU)
+        self.learner = Learner(settings, task, policy, self.tokenizer, CPU)
         self.learner.schedule = lambda updates: 1.0          # a constant learning rate
 
     def seconds(self, numbers, step):

@@ -37,7 +37,7 @@ from plumbing.data import running_sum, tasks                                    
 from plumbing.model import cold_start                                                # noqa: E402
 from plumbing.model.policy import load_policy                                        # noqa: E402
 from session.arguments import parse                                             # noqa: E402
-from session.learner import make_learner                                      # noqa: E402
+from session.learner import Learner                                          # noqa: E402
 from plumbing.speed.fast import fast_response_logp, fast_sample                      # noqa: E402
 from ratios import perplexity, sequence_ratio                    # noqa: E402
 
@@ -62,7 +62,7 @@ class Lab:
         self.start()
 
     def start(self):
-        self.learner = make_learner(self.args, self.task, self.policy, self.tokenizer, CPU)
+        self.learner = Learner(self.args, self.task, self.policy, self.tokenizer, CPU)
 
     def twin(self, *flags):
         """A copy of policy, optimizer and schedule, with some flags changed."""

@@ -24,10 +24,11 @@ class DynamicSampling(Feature):
     flags = Flags
 
     def __init__(self, run):
-        self.run = run
+        self.settings = run.settings
+        self.task = run.task
 
     def resample(self, rounds, draw):
-        count = self.run.settings.prompts_per_step
+        count = self.settings.prompts_per_step
         signal = self._find_signal(*rounds[0])                                      # [Q]
         while signal.sum() < count and len(rounds) < ROUNDS:
             rounds.append(draw(len(rounds)))
@@ -44,4 +45,4 @@ class DynamicSampling(Feature):
 
     def _find_signal(self, rollout, problems, parts):
         """Which groups have a gradient, [Q] bool."""
-        return self.run.task.groups_with_signal(self.run.settings, rollout, parts)  # [Q]
+        return self.task.groups_with_signal(self.settings, rollout, parts)  # [Q]

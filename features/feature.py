@@ -6,10 +6,10 @@ unknown, and runs without them are the same to the last bit. Where the hooks sta
 .github/CONTRIBUTING.md.
 
 Imports: torch and the concept files that are quick to import. What needs transformers, such as a
-second policy, is reached through the `run` that a feature is made with (plumbing/model/actor.py:
-Run), because train.py --help imports this folder. A feature does not import another one, and reads
-what another one adds only under a name of advantages.INPUTS; where it looks at another's flag, it
-takes getattr(settings, name, 0).
+second policy, is reached through the Learner that a feature is made with (session/learner.py),
+because train.py --help imports this folder. A feature does not import another one, and reads what
+another one adds only under a name of advantages.INPUTS; where it looks at another's flag, it takes
+getattr(settings, name, 0).
 """
 
 from dataclasses import field, fields
@@ -54,11 +54,6 @@ class Feature:
         """Validate flags beyond what flag() can express: call refuse(). Also where it is off."""
 
     @classmethod
-    def notes(cls, settings):
-        """Lines that are printed before the run begins. Also where it is off."""
-        return []
-
-    @classmethod
     def task(cls, settings, task, load):
         """The task that the flags name, in place of this one. load(dataset_name) makes one of other
         data with the same flags."""
@@ -78,7 +73,7 @@ class Feature:
     # ------------------------------------------------------------------------------- with a run
 
     def __init__(self, run):
-        """run: a plumbing.model.actor.Run. A feature may set run.stream and run.reference, add a
+        """run: the session.learner.Learner. A feature may set run.stream and run.reference, add a
         critic to run.actor, which is not wrapped for several processes yet, and ask for what its
         hooks read, such as run.needs_old_entropy = True."""
 
@@ -113,20 +108,17 @@ class Feature:
         """In the first process: a record of metrics.jsonl, {"step": n, name: value, …}, before it
         is written: change it, or send it elsewhere. folder: the run's."""
 
-    def state_dict(self):
-        """What a checkpoint keeps of it, nothing or {name: list of tensors, number or text}."""
+    def state_dict(self, folder):
+        """What a checkpoint keeps of it, nothing or {name: list of tensors, number or text}. In the
+        first process, before the checkpoint has its name; folder: where further files may go."""
 
-    def load_state_dict(self, state):
+    def load_state_dict(self, state, folder):
         """The reverse of state_dict; state: None if the checkpoint has none."""
 
 
-class Features:
-    """The features of one run, in the order in which they act."""
-
-    def __init__(self, features=()):
-        self.all = list(features)
-        self.hooks = {hook: [getattr(f, hook) for f in self.all if has_hook(f, hook)]
-                      for hook in HOOKS}
+def find_hooks(features):
+    """{hook: its functions} of the features of a run, in the order in which they act."""
+    return {hook: [getattr(f, hook) for f in features if has_hook(f, hook)] for hook in HOOKS}
 
 
 def has_hook(feature, hook):

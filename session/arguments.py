@@ -276,7 +276,7 @@ class Core:
     @property
     def router_shift(self):
         """Whether the objective's ratio contains RSPO's router shift."""
-        return OBJECTIVES[self.objective].ratio == "log-shifted"
+        return self.row.ratio == "log-shifted"
 
     @cached_property
     def autocast_dtype(self):

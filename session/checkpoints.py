@@ -98,11 +98,10 @@ def save(folder, learner, step):
     state = {"step": step, "updates": learner.updates, "optimizer": optimizer_state(learner),
              "critic": critic_weights(learner.actor), "stream": learner.stream.state_dict(),
              "scaler": learner.scaler.state_dict(), "rows": learner.rows,
-             "features": {type(f).__name__: f.state_dict() for f in learner.features.all},
              "random": [random.getstate(), torch.get_rng_state()]}
     with processes.gathered(learner.actor) as policy:
         if processes.rank() == 0:
-            write(folder, policy, learner.tokenizer, state)
+            write(folder, policy, learner, state)
 
 
 def optimizer_state(learner):
@@ -119,16 +118,17 @@ def critic_weights(actor):
             for name, weight in actor.state_dict().items() if name.startswith("critic.")}
 
 
-def write(folder, policy, tokenizer, state):
+def write(folder, policy, learner, state):
     """Write checkpoints/step_N, in full before it has its name, and delete all but the newest
     KEEP."""
     target = folder / "checkpoints" / f"step_{state['step']}"
     partial = target.with_name(".partial")       # one that a kill has left is written anew
     shutil.rmtree(partial, ignore_errors=True)
     policy.save_pretrained(partial)
-    tokenizer.save_pretrained(partial)
+    learner.tokenizer.save_pretrained(partial)
+    state["features"] = {type(f).__name__: f.state_dict(partial) for f in learner.features}
     torch.save(state, partial / STATE)
-    for path in [*partial.iterdir(), partial]:
+    for path in [*partial.rglob("*"), partial]:
         sync(path)                               # before a power cut can find it under its name
     partial.rename(target)
     sync(target.parent)
@@ -172,8 +172,8 @@ def restore(checkpoint, learner):
     learner.set_updates(state["updates"])
     learner.stream.load_state_dict(state["stream"])
     learner.scaler.load_state_dict(state["scaler"])
-    for feature in learner.features.all:
-        feature.load_state_dict(state["features"].get(type(feature).__name__))
+    for feature in learner.features:
+        feature.load_state_dict(state["features"].get(type(feature).__name__), checkpoint)
     python, torchs = state["random"]
     random.setstate(python)
     torch.set_rng_state(torchs)

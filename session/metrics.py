@@ -54,23 +54,19 @@ def rollout_metrics(batch, task, settings):
 
 def update_metrics(updates):
     """The statistics of the updates of a rollout batch, combined: the largest value where
-    losses.STATISTICS says "max", else the mean over the updates that have what the statistic is
-    averaged over, and some of every update alone ("minibatches")."""
+    losses.STATISTICS says "max", else the mean over the updates that have loss tokens (clip_signal:
+    with A not 0), and some of every update alone ("minibatches")."""
     alone = [name for name in STATISTICS if name.startswith("signal_")]
     per_update = ("clip_low", "clip_high", "clip_signal", "grad_norm", *alone)
-    names = [name for name in updates[0] if name not in alone and STATISTICS.get(name) != "count"]
-    return {name: over_updates(name, updates) for name in names} | {
+    record = {}
+    for name in [name for name in updates[0] if name not in (*alone, "tokens", "answers")]:
+        count = "signal_tokens" if name == "clip_signal" else "tokens"
+        values = [u[name] for u in updates if u[count]]
+        record[name] = sum(values) / max(1, len(values))
+    return record | {
+        "ratio_max": max(u["ratio_max"] for u in updates),
         "skipped": sum(u["skipped"] for u in updates),
         "minibatches": [{name: u[name] for name in per_update} for u in updates]}
-
-
-def over_updates(name, updates):
-    """One statistic of a rollout batch, as update_metrics says."""
-    if STATISTICS.get(name) == "max":
-        return max(u[name] for u in updates)
-    count = "signal_tokens" if STATISTICS.get(name) == "signal_tokens" else "tokens"
-    values = [u[name] for u in updates if u[count]]
-    return sum(values) / max(1, len(values))
 
 
 def policy_metrics(old_logp, new, mask):
@@ -134,7 +130,7 @@ class Recorder:
             self.write("samples.jsonl", {"step": batch.step, "samples": first_responses(batch)})
             if self.settings.save_tokens:
                 self.write("tokens.jsonl", group_record(mini, new, self.learner, self.task))
-            for report in self.learner.features.hooks["report"]:
+            for report in self.learner.hooks["report"]:
                 report(self.folder, record)
             self.write("metrics.jsonl", record)
             print(format_line(record, self.settings.steps), flush=True)
@@ -154,7 +150,7 @@ class Recorder:
         record = {"step": batch.step, **rollout_metrics(batch, self.task, self.settings),
                   **update_metrics(updates),
                   **policy_metrics(mini.old_logp, new, mini.rollout.mask)}
-        for metrics in self.learner.features.hooks["metrics"]:
+        for metrics in self.learner.hooks["metrics"]:
             record |= metrics(batch, mini, new)
         return record | route_metrics(mini, new) | {         # after what a feature has recorded
             "lr": self.learner.optimizer.param_groups[0]["lr"],
@@ -251,7 +247,7 @@ def group_record(mini, new, learner, task):
         values["new_experts"] = new_routes.indices[:, rows]
         values["router_shift"] = router_shift(
             shown.routes.logits, new.routes.logits[:, rows], shown.routes.indices, rollout.mask)
-    for tokens in learner.features.hooks["tokens"]:
+    for tokens in learner.hooks["tokens"]:
         values |= tokens(rollout)
     record = {"step": mini.step, "prompt": decode(rollout.prompt_ids[0][rollout.prompt_mask[0]]),
               "rewards": shown.rewards.tolist()}

@@ -17,7 +17,7 @@ def plan(settings, task, device):
     clip_range = ""
     if settings.epsilon is not None:
         clip_range = f", clip range [1 - {settings.epsilon:g}, 1 + {settings.epsilon_high:g}]"
-    notes = [note for feature in settings.features for note in feature.notes(settings)]
+    notes = []
     if settings.row.clips_s and max(settings.epsilon, settings.epsilon_high) >= 0.1:
         notes.append("warning: ends of 0.1 or more are meant for the ratio of a token; "
                      f"{settings.algorithm} clips a mean over the tokens of a response, and its "

@@ -219,7 +219,7 @@ def test_a_row_returns_what_it_says_and_reads_what_it_says(name):
     changed |= dict(part_weights=[2.0, 1.0], group_size=2, scale="none",
                     mask=mask & (torch.arange(8) != 1))
     assert changed.keys() == inputs.keys()
-    assert table_inputs().keys() | {"token_rewards"} == INPUTS.keys()   # made of rewards and mask
+    assert table_inputs().keys() | {"token_rewards"} == INPUTS   # made of rewards and mask
     for key, value in changed.items():
         same = torch.equal(estimate_advantages(name, **inputs | {key: value}), want)
         assert same == (key not in reads), key

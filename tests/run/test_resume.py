@@ -107,8 +107,9 @@ def test_pythons_and_torchs_random_states_are_resumed(run, killed, first):
 
 def test_the_state_of_a_feature_is_resumed(run, monkeypatch):
     loaded = []
-    monkeypatch.setattr(Minibatches, "state_dict", lambda feature: {"count": 3})
-    monkeypatch.setattr(Minibatches, "load_state_dict", lambda feature, state: loaded.append(state))
+    monkeypatch.setattr(Minibatches, "state_dict", lambda feature, folder: {"count": 3})
+    monkeypatch.setattr(Minibatches, "load_state_dict",
+                        lambda feature, state, folder: loaded.append(state))
     run("--save_minibatches")
     run("--resume --steps 2")
     assert loaded == [{"count": 3}]

@@ -66,8 +66,7 @@ def record(step=1, seed=0, per_token=None, **more):
     mini.step = step
     if per_token is not None:
         mini.advantages = mini.advantages[:, None] * per_token                           # [G, T]
-    learner = SimpleNamespace(tokenizer=Words(), features=SimpleNamespace(
-        hooks={"tokens": [lambda rollout: more]}))
+    learner = SimpleNamespace(tokenizer=Words(), hooks={"tokens": [lambda rollout: more]})
     errors = dict(zip(mini.rollout.texts, [None, 1, 2, 3, 4, None]))
     task = SimpleNamespace(first_error=lambda text, problem: errors[text])
     return group_record(mini, new, learner, task)
