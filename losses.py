@@ -213,7 +213,7 @@ def policy_loss(name, logp, old_logp, advantages, mask, *, epsilon=None, epsilon
     stats, 0-dim tensors named in STATISTICS: clip_low and clip_high, the shares of loss tokens
     whose gradient was removed below and above the clip range (off_policy_mask counts as low,
     dual_clip as high); clip_signal, both together as a share of the signal_tokens (those with A
-    not 0); signal_stats and ratio_stats."""
+    not 0); ratio_stats."""
     row = name if isinstance(name, Objective) else with_options(name)
     check_per_token(mask, logp=logp, old_logp=old_logp, weights=weights, router_shift=router_shift,
                     factors=factors)
@@ -223,7 +223,6 @@ def policy_loss(name, logp, old_logp, advantages, mask, *, epsilon=None, epsilon
     old_logp = old_logp.detach().masked_fill(~mask, 0.0)                         # [B, T]
     shifted = logp if router_shift is None else logp + router_shift.detach().log()   # RSPO's w·γ̃
     ratio = RATIOS[row.ratio].function(shifted, old_logp, mask)                  # [B] or [B, T]
-    one = one_per_response(ratio.detach(), mask, row.limits)                     # [B]
     ratio = broadcast_to_tokens(ratio, mask)                                     # [B, T]
     terms = token_surrogate(row.clip, ratio, A, logp, old_logp, mask, low, high, row.constants)
     if len(terms) != 3 or any(x.shape != mask.shape for x in terms):
@@ -231,11 +230,11 @@ def policy_loss(name, logp, old_logp, advantages, mask, *, epsilon=None, epsilon
                          "token: the surrogate, and whether its gradient was removed below and "
                          "above the clip range")
     surrogate, below, above = terms                                              # [B, T] each
-    log_s = sequence_log_ratio(logp.detach(), old_logp, mask)                    # [B]
     if row.dual_clip is not None:
         surrogate = torch.where(A < 0, torch.max(surrogate, row.dual_clip * A), surrogate)
         above = above | (ratio > row.dual_clip) & (A < 0)                        # [B, T]
     if row.off_policy_mask is not None:
+        log_s = sequence_log_ratio(logp.detach(), old_logp, mask)                # [B]
         drop = broadcast_to_tokens(-log_s, mask)                                 # [B, T]
         stale = (A < 0) & (drop > row.off_policy_mask)                           # [B, T]
         surrogate = surrogate.masked_fill(stale, 0.0)
@@ -253,59 +252,22 @@ def policy_loss(name, logp, old_logp, advantages, mask, *, epsilon=None, epsilon
     share = lambda removed, of: removed.sum() / of.sum().clamp(min=1)            # []
     stats = dict(clip_low=share(below, mask), clip_high=share(above, mask),
                  clip_signal=share(below | above, signal), signal_tokens=signal.sum())
-    stats |= signal_stats(log_s, one, advantages.detach(), mask, low, high, row.limits)
     return loss, stats | ratio_stats(logp, old_logp, mask)
-
-
-def one_per_response(ratio, mask, of):
-    """The ratio of each response, [B]: that of its objective, or the geometric mean of those of its
-    tokens, which is s for w; its logarithm if the clip range limits log w."""
-    if ratio.dim() == 1:
-        return ratio                                                             # [B]
-    log_ratio = ratio if of == "log w" else ratio.log()                          # [B, T]
-    mean = mean_over_tokens(log_ratio, mask)                                     # [B]
-    return mean if of == "log w" else mean.exp()                                 # [B]
-
-
-def signal_stats(log_s, ratio, A, mask, low, high, of):
-    """Where the responses with an advantage stand before the step: over those whose mean advantage
-    is not 0, mean and population variance of log s, and the shares with a positive advantage, with
-    their ratio below and above the clip range, and there in their own advantage's direction (below
-    with A < 0, above with A > 0). log_s [B], ratio [B] (one_per_response), A [B] or [B, T]; of:
-    what the clip range limits (Objective.limits); a range of π - μ holds no ratio, so none is
-    outside it."""
-    A = A if A.dim() == 1 else mean_over_tokens(A, mask)                         # [B]
-    signal = (A != 0) & mask.any(-1)                                             # [B]
-    below = above = torch.zeros_like(signal)                                     # [B]
-    if low is not None and of != "π - μ":
-        below = ratio < low                                                      # [B]
-        above = ratio > high                                                     # [B]
-    count = signal.sum().clamp(min=1)
-    mean = lambda x: (x * signal).sum() / count                                  # []
-    center = mean(log_s)
-    return dict(signal_answers=signal.sum(), signal_log_s_mean=center,
-                signal_log_s_var=mean((log_s - center) ** 2), signal_positive=mean(A > 0),
-                signal_below=mean(below), signal_above=mean(above),
-                signal_own_below=mean(below & (A < 0)), signal_own_above=mean(above & (A > 0)))
 
 
 STATISTICS = {  # of policy_loss: over what each is averaged; counts before means before variances
     "tokens": "count", "answers": "count", "signal_tokens": "count",     # these are added up
-    "signal_answers": "count",                                           # those with A not 0
     "clip_low": "tokens", "clip_high": "tokens", "clip_signal": "signal_tokens",
     "log_w_mean": "tokens", "log_w_var": "tokens", "log_s_mean": "answers", "log_s_var": "answers",
     "ratio_max": "max",
-    **dict.fromkeys(("signal_log_s_mean", "signal_log_s_var", "signal_positive", "signal_below",
-                     "signal_above", "signal_own_below", "signal_own_above"), "signal_answers"),
 }
 
 
 def combine_stats(parts):
-    """The exact stats of a mini-batch from those of its micro-batches, as STATISTICS says. Terms of
-    the loss (train.py), which are not in it, are added up."""
+    """The exact stats of a mini-batch from those of its micro-batches, as STATISTICS says."""
     whole = {}
-    for name in dict.fromkeys([*STATISTICS, *parts[0]]):
-        over = STATISTICS.get(name, "count")
+    for name in sorted(parts[0], key=[*STATISTICS].index):
+        over = STATISTICS[name]
         values = [p[name] for p in parts]
         if over == "count":
             whole[name] = sum(values)

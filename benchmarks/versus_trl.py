@@ -88,7 +88,6 @@ class Ours:
     """Rollout batches of train.train, one at a time."""
 
     def __init__(self, settings, task, folder):
-        self.settings = replace(settings, save_steps=0, eval_steps=0)
         self.task = task
         policy, self.tokenizer = load_policy(settings, task, CPU, folder)
         self.learner = Learner(settings, task, policy, self.tokenizer, CPU)
@@ -98,7 +97,7 @@ class Ours:
         """Seconds of a batch with the problems of these numbers. With a forced length without the
         pass that the metrics need, which TRL does not make."""
         self.learner.stream = SimpleNamespace(next=lambda *_: numbers)
-        batch, mini, _, times = train.train_batch(self.settings, self.learner, self.task, step)
+        batch, mini, _, times = train.train_batch(self.learner, step)
         if ends_naturally(self.task):
             self.learner.score(mini.rollout, entropy=True)
             times.append(train.read_clock(CPU))

@@ -21,6 +21,7 @@ import json
 import math
 import sys
 import tempfile
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from statistics import linear_regression
@@ -77,17 +78,19 @@ class Lab:
 
     def rollout(self, step):
         """One batch, sampled, verified and scored -> train.Batch with advantages."""
-        rollout, problems, parts, _ = train.collect(self.args, self.learner, self.task, step)
+        rollout, problems, parts, _ = train.collect(self.learner, step)
         advantages = group_advantages(parts[:, 0], self.args.num_generations)          # [B]
         old_logp = self.learner.score(rollout).logp                                    # [B, T]
-        return train.Batch(rollout, problems, parts, old_logp, step=step, advantages=advantages)
+        return train.Batch(rollout, problems, parts, old_logp, self.task, (None, None), step=step,
+                           advantages=advantages)
 
     def minibatches(self, batch):
-        return train.mini_batches(self.args, self.task, batch)
+        clip_range = (self.args.epsilon, self.args.epsilon_high)
+        return train.mini_batches(self.learner, replace(batch, clip_range=clip_range))
 
     def update(self, mini):
         """One optimizer step -> its stats: clip shares and ratios as they were before it."""
-        return train.update(self.args, self.learner, mini)
+        return train.update(self.learner, mini)
 
 
 # ---------------------------------------------------------------------------------------- drift

@@ -270,7 +270,7 @@ def figures(records, summary, settings):
         "to_80": next((r["step"] for r in records if r["pass_rate"] >= .8), settings.steps + 1),
         "late": intervals.mean(each("pass_rate")[len(records) // 2:]),
         "mean": intervals.mean(each("pass_rate")),
-        **before_steps([[update for update in r["minibatches"] if update["signal_answers"]]
+        **before_steps([[update for update in r["minibatches"] if update["signal_tokens"]]
                         for r in records]),
         "pass_rates": each("pass_rate"), "held_out": held_out, "rewards": each("reward"),
         "lengths": each("length"),
@@ -282,31 +282,15 @@ def figures(records, summary, settings):
 
 
 def before_steps(batches):
-    """Where responses with an advantage stood before the steps. batches: the mini-batches of each
-    batch that have some. clip_signal: the share of their tokens that was clipped, mean over all
-    mini-batches. std_log_s, mean_log_s: before the last step of a batch, median over the batches.
-    own: of those outside the clip range, the share that had moved in their own advantage's
-    direction. own_permuted: its expectation if advantages were permuted within the mini-batch.
-    own_right, own_wrong: own, of those with a positive and with a negative advantage."""
+    """What stood before the steps. batches: the mini-batches of each batch that have tokens with an
+    advantage. clip_signal: the share of these that was clipped, mean over all mini-batches.
+    std_log_s: over the responses, before the last step of a batch, median over the batches."""
     updates = sum(batches, [])
     if not updates:                      # no group ever had a right and a wrong response
         return {}
     last = [updates[-1] for updates in batches if updates]
-    total = lambda of: sum(u["signal_answers"] * of(u) for u in updates)
-    share = lambda part, whole: part / whole if whole else None
-    below, above = total(lambda u: u["signal_below"]), total(lambda u: u["signal_above"])
-    own_below, own_above = (total(lambda u: u["signal_own_below"]),
-                            total(lambda u: u["signal_own_above"]))
-    permuted = total(lambda u: u["signal_below"] * (1 - u["signal_positive"])
-                     + u["signal_above"] * u["signal_positive"])
-    outside = below + above
     return {"clip_signal": intervals.mean(u["clip_signal"] for u in updates),
-            "std_log_s": statistics.median(math.sqrt(u["signal_log_s_var"]) for u in last),
-            "mean_log_s": statistics.median(u["signal_log_s_mean"] for u in last),
-            "own": share(own_below + own_above, outside),
-            "own_permuted": share(permuted, outside),
-            "own_right": share(own_above, own_above + below - own_below),
-            "own_wrong": share(own_below, own_below + above - own_above)}
+            "std_log_s": statistics.median(math.sqrt(u["log_s_var"]) for u in last)}
 
 
 def collapsed(pass_rates, patience=4):

@@ -39,11 +39,11 @@ class Lengths(Feature):
             task.max_completion_length = limit(task.max_completion_length, settings.overlong_cache)
         return task
 
-    def __init__(self, run):
-        self.settings = run.settings
-        self.limit = run.task.max_completion_length
-        if run.settings.overlong_cache:
-            run.task.penalties = ("overlong",)
+    def __init__(self, learner):
+        super().__init__(learner)
+        self.limit = learner.task.max_completion_length
+        if self.settings.overlong_cache:
+            learner.task.penalties += ("overlong",)
 
     def after_scoring(self, learner, batch, old):
         if self.settings.overlong_cache:

@@ -66,8 +66,9 @@ class LoRA(Feature):
             load_adapters(policy, folder)
         return policy
 
-    def __init__(self, run):
-        run.reference = WithoutAdapters(run.actor)
+    def __init__(self, learner):
+        super().__init__(learner)
+        learner.reference = WithoutAdapters(learner.actor)
 
 
 class WithoutAdapters:

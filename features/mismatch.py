@@ -52,9 +52,6 @@ class Mismatch(Feature):
             refuse(settings, "mismatch_mask", "needs a ratio per token, as in gspo_token: a "
                    "response with one ratio is only scaled")
 
-    def __init__(self, run):
-        self.settings = run.settings
-
     def after_scoring(self, learner, batch, old):
         weights = mismatch_correction(self.settings, batch.old_logp, batch.rollout)     # [B, T]
         batch.extras["mismatch_weights"] = weights

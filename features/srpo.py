@@ -54,20 +54,21 @@ class SRPO(Feature):
                           else problem for problem in task.train]
         return task
 
-    def __init__(self, run):
-        settings = run.settings
-        train = run.task.train
+    def __init__(self, learner):
+        super().__init__(learner)
+        settings = self.settings
+        train = learner.task.train
         first = sum(problem.stage == 1 for problem in train)
         sizes = (first, len(train) - first)
         if settings.stage2_step and not all(sizes):
             raise Refusal(f"--stage2_step {settings.stage2_step}: the two sources have {sizes[0]} "
                           f"and {sizes[1]} train prompts that fit, and both need some")
-        self.prompts = run.stream = Stages(sizes, run.stream.seed, settings.stage2_step,
-                                           resamples(settings))
+        learner.stream = Stages(sizes, learner.stream.seed, settings.stage2_step,
+                                resamples(settings))
 
     def after_scoring(self, learner, batch, old):
         first = torch.cat([parts[:, 0] for _, parts in batch.sampled])              # [n]
-        self.prompts.record(~not_all_correct(first, batch.group_size), batch.step)  # [n / G]
+        learner.stream.record(~not_all_correct(first, batch.group_size), batch.step)  # [n / G]
 
 
 def resamples(settings):

@@ -22,8 +22,8 @@ class Trackers(Feature):
     def on(cls, settings):
         return settings.report_to != "none"
 
-    def __init__(self, run):
-        self.settings = run.settings
+    def __init__(self, learner):
+        super().__init__(learner)
         self.write = None
 
     def report(self, folder, record):

@@ -418,7 +418,9 @@ def read_run(folder):
     file = Path(folder) / "config.json"
     if not file.is_file():
         raise Refusal(f"{folder} is not the folder of a run: it has no config.json")
-    return json.loads(file.read_text(encoding="utf-8"))
+    kept = json.loads(file.read_text(encoding="utf-8"))
+    return {name: value for name, value in kept.items()      # a flag that has gone was off
+            if value or name in Settings.__dataclass_fields__}
 
 
 # ------------------------------------------------------------------------------- the command line

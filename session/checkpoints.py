@@ -97,7 +97,7 @@ def save(folder, learner, step):
     """Write checkpoints/step_N of a run. Every process must call this."""
     state = {"step": step, "updates": learner.updates, "optimizer": optimizer_state(learner),
              "critic": critic_weights(learner.actor), "stream": learner.stream.state_dict(),
-             "scaler": learner.scaler.state_dict(), "rows": learner.rows,
+             "scaler": learner.scaler.state_dict(), "rows": learner.data_digest,
              "random": [random.getstate(), torch.get_rng_state()]}
     with processes.gathered(learner.actor) as policy:
         if processes.rank() == 0:
@@ -156,7 +156,7 @@ def restore(checkpoint, learner):
     """Go on from a checkpoint, from which the policy itself was loaded before. Returns the number
     of its batch."""
     state = torch.load(checkpoint / STATE, weights_only=True, map_location="cpu")
-    if state["rows"] != learner.rows:
+    if state["rows"] != learner.data_digest:
         raise Refusal(f"--resume: the training rows are not those of {checkpoint}; begin another "
                       "run")
     whole = StateDictOptions(full_state_dict=True, strict=False)

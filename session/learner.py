@@ -18,7 +18,7 @@ from plumbing.engines.samplers import SharedSampler, make_sampler
 from plumbing.model.actor import make_scorer
 from plumbing.model.policy import load_policy
 from plumbing.parallel import processes
-from plumbing.speed.rollouts import join_scores
+from rollout import join_fields
 from routes import replay_routes
 
 
@@ -37,7 +37,7 @@ class Learner:
         #   5. the actor is wrapped by DDP, or sharded by FSDP2
         #   6. the optimizer gets the parameters of the actor: FSDP2 has replaced them
         reads = ADVANTAGES[settings.advantage].reads
-        self.settings = settings
+        self._settings = settings
         self.task = task
         self.tokenizer = tokenizer
         self.device = device
@@ -52,8 +52,6 @@ class Learner:
         self.needs_old_entropy = "entropy" in reads              # old.entropy in after_scoring
         self.needs_new_entropy = False                           # scores.entropy in loss
         self.needs_new_routes = settings.router_shift            # scores.routes in loss
-        self.frozen_batches = 0          # rollout batches at the beginning that train only what the
-        #                                  features have added to the actor, at the peak rate
         self.features = [feature(self) for feature in settings.features]
         self.hooks = find_hooks(self.features)
 
@@ -65,15 +63,26 @@ class Learner:
         self.response_logp = processes.wrap(self.actor, settings.shard)      # rollout -> Scores
         self.update_options = {"entropy": self.needs_new_entropy, "record": self.needs_new_routes}
         self.optimizer = make_optimizer(settings, self.actor)
-        self.schedule = make_schedule(settings, self.frozen_batches)
+        self.rates = [group["lr"] for group in self.optimizer.param_groups]  # at the peak
+        self.schedule = make_schedule(settings)                  # updates so far -> share of them
         self.scaler = torch.amp.GradScaler(device.type, enabled=settings.fp16)
-        self.rows = task.digest()        # SHA-256 of the training rows
+        self.data_digest = task.digest()
         # a group whose advantages are all 0 has no gradient: the policy loss does not pull it
         # towards π_old, and no feature adds a term
         self.skip_zero_variance = (
             not settings.plain and self.world == 1 and not self.hooks["loss"]
             and ADVANTAGES[settings.advantage].per == "response" and not settings.row.pulls)
         self.set_updates(0)
+
+    @property
+    def settings(self):
+        """Those of the run, which were resolved before it."""
+        return self._settings
+
+    @settings.setter
+    def settings(self, value):
+        raise AttributeError("settings are fixed when a run begins: half of them would not act any "
+                             "more. What may change is a field of the Batch: batch.clip_range")
 
     @property
     def policy(self):
@@ -99,7 +108,7 @@ class Learner:
                                 record=record)
             chunks.append(replace(scores, hidden=None))
         chunks = self.gather(chunks)
-        return chunks[0] if len(chunks) == 1 else join_scores(chunks)
+        return chunks[0] if len(chunks) == 1 else join_fields(chunks)
 
     def micro_batches(self, mini):
         """The responses [n] of each forward pass of an update, of this process's share. Groups
@@ -130,15 +139,14 @@ class Learner:
         """The entries of all processes' lists, in their order, as one list."""
         return sum(processes.gather(entries), [])
 
-    def step(self, mini, stats):
+    def step(self, mini, parts):
         """Clip the norm of the gradient of a mini-batch and change the weights, unless loss or
-        gradient are not finite. stats: those of its micro-batches in this process. Returns those of
-        the mini-batch as numbers."""
-        stats = combine_stats(self.gather(stats))
+        gradient are not finite. parts: (statistics, terms of the loss) of its micro-batches in this
+        process. Returns those of the mini-batch as numbers."""
+        stats, terms = zip(*self.gather(parts))
+        stats = combine_stats(stats) | {name: sum(x[name] for x in terms) for name in terms[0]}
         share = stats["tokens"] / mini.rollout.mask.sum().clamp(min=1)   # that was not left out
         stats |= {name: stats[name] * share for name in ("clip_low", "clip_high")}
-        if mini.step <= self.frozen_batches:
-            self.policy.zero_grad()      # without a gradient AdamW leaves weights and moments alone
         self.scaler.unscale_(self.optimizer)
         trained = [p for group in self.optimizer.param_groups for p in group["params"]]
         norm = nn.utils.clip_grad_norm_(trained, self.settings.max_grad_norm or math.inf)
@@ -149,6 +157,8 @@ class Learner:
         if not stats["skipped"] and stats["tokens"]:
             self.optimizer.step()
             self.set_updates(self.updates + 1)
+            for after_step in self.hooks["after_step"]:
+                after_step(self, mini, stats)
         self.scaler.update()
         return stats
 
@@ -181,8 +191,8 @@ class Learner:
     def set_updates(self, n):
         """n optimizer steps have been made: set the learning rate of the next one."""
         self.updates = n
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.settings.learning_rate * self.schedule(n)
+        for rate, group in zip(self.rates, self.optimizer.param_groups, strict=True):
+            group["lr"] = rate * self.schedule(n)
 
 
 def find_live_rows(mini, rows_per_pass=None):
@@ -213,18 +223,14 @@ def make_optimizer(settings, actor):
     return torch.optim.AdamW(parameters, fused=True, **options)
 
 
-def make_schedule(settings, frozen_batches=0):
+def make_schedule(settings):
     """The share of the peak learning rate as a function of the optimizer steps so far:
     --warmup_steps of linear warm-up, then the schedule of --lr_scheduler_type. A skipped update
-    does not count. frozen_batches: rollout batches at the peak rate before all that."""
+    does not count."""
     n = settings.warmup_steps
-    head = frozen_batches * settings.updates_per_batch
-    steps = settings.steps * settings.updates_per_batch - head
+    steps = settings.steps * settings.updates_per_batch
 
     def share(step):
-        step -= head
-        if step < 0:
-            return 1.0
         if step < n:
             return (step + 1) / n
         progress = min(1.0, (step - n) / max(1, steps - n))
@@ -240,16 +246,3 @@ def forced(policy, rollout):
     if routes is None:
         return nullcontext()
     return replay_routes(policy, routes.fit_to_forwards(rollout))
-
-
-def longest_update(learner, rollout, T):
-    """Forward and backward of T random tokens after the prompts of a rollout, as many responses as
-    an update has in a pass, beside the gradients and moments of the update before."""
-    rows = min(learner.rows_per_pass(), learner.settings.mini_batch_rows)
-    part = rollout.take(torch.arange(rows))
-    ids = torch.randint(learner.policy.config.vocab_size, (len(part.mask), T),
-                        device=learner.device)                                      # [b, T]
-    mask = torch.ones_like(ids, dtype=torch.bool)                                   # [b, T]
-    new = learner.response_logp(replace(part, response_ids=ids, mask=mask, forced_routes=None),
-                                **learner.update_options)
-    sum(x.sum() for x in (new.logp, new.entropy, new.values) if x is not None).backward()

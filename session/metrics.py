@@ -7,9 +7,11 @@ tokens, averaged over all mini-batches, as in the papers.
 """
 
 import json
+import math
 
 import torch
 
+from advantages import groups_with_signal
 from losses import STATISTICS
 from plumbing.parallel import processes
 from ratios import cross_entropy, masked_mean, ratio_stats
@@ -21,13 +23,12 @@ ROUNDING = 1e-10  # upper bound on Var[log w] of an unchanged policy that is sco
 
 # ----------------------------------------------------------------------------- the record's parts
 
-def rollout_metrics(batch, task, settings):
+def rollout_metrics(batch, settings):
     """Metrics of the rewards, their components and the lengths of all responses that were sampled,
-    those of discarded groups too, and KL(sampler || trainer) of the batch, per token in nats. A
-    response passes if its first component is at least 1. NaN marks a component that a response does
-    not have: it is left out of the component's mean."""
-    sampled = batch.sampled
-    G = batch.rollout.group_size
+    those of discarded groups too. A response passes if its first component is at least 1. NaN marks
+    a component that a response does not have: it is left out of the component's mean."""
+    task, sampled = batch.task, batch.sampled
+    G = batch.group_size
     parts = torch.cat([parts for _, parts in sampled])                              # [n, K]
     rewards = task.total(parts).float()                                             # [n]
     graded = rewards[~rewards.isnan()]
@@ -36,12 +37,8 @@ def rollout_metrics(batch, task, settings):
     means = parts.float().nanmean(0).nan_to_num(nan=0.0).tolist()                           # K
     live = 1.0
     if G > 1:
-        signal = [task.groups_with_signal(settings, *one) for one in sampled]
-        live = torch.cat(signal).float().mean().item()
-    kl = None
-    if settings.old_logp == "recompute":
-        d = batch.old_logp - batch.rollout.sampler_logp                             # [B, T]
-        kl = masked_mean(torch.expm1(d) - d, batch.rollout.mask)     # an estimate that is never < 0
+        live = groups_with_signal(settings.advantage, batch.rewards, G, batch.advantages)
+        live = live.float().mean().item()
     return {"reward": graded.mean().nan_to_num(nan=0.0).item(),
             "reward_std": graded.std(unbiased=False).nan_to_num(nan=0.0).item(),
             "reward_parts": dict(zip([*task.component_names, *task.penalties], means)),
@@ -49,17 +46,32 @@ def rollout_metrics(batch, task, settings):
             "length": lengths.mean().item(),
             "inverse_length": masked_mean(1 / lengths, lengths > 0),
             "truncated": truncated.float().mean().item(), "zero_variance_groups": 1 - live,
-            "discarded_groups": (len(rewards) - len(batch.problems)) // G, "mismatch_kl": kl}
+            "discarded_groups": (len(rewards) - len(batch.problems)) // G}
+
+
+def clip_range_metrics(batch, settings):
+    """The clip range of the batch, as policy_loss takes it; None: an open end, or no range."""
+    ends = zip(("epsilon", "epsilon_high"), settings.row.clip_range(*batch.clip_range))
+    return {name: end if end is not None and math.isfinite(end) else None for name, end in ends}
+
+
+def mismatch_kl(batch, settings, first):
+    """KL(sampler || trainer), per token in nats: an estimate that is never < 0, or with --old_logp
+    sampler minus the mean of log w before the first update, over the groups that it scores."""
+    if settings.old_logp == "sampler":
+        return -first["log_w_mean"]
+    d = batch.old_logp - batch.rollout.sampler_logp                                 # [B, T]
+    return masked_mean(torch.expm1(d) - d, batch.rollout.mask)
 
 
 def update_metrics(updates):
     """The statistics of the updates of a rollout batch, combined: the largest value where
     losses.STATISTICS says "max", else the mean over the updates that have loss tokens (clip_signal:
     with A not 0), and some of every update alone ("minibatches")."""
-    alone = [name for name in STATISTICS if name.startswith("signal_")]
-    per_update = ("clip_low", "clip_high", "clip_signal", "grad_norm", *alone)
+    counts = [name for name, over in STATISTICS.items() if over == "count"]
+    per_update = ("clip_low", "clip_high", "clip_signal", "signal_tokens", "log_s_var", "grad_norm")
     record = {}
-    for name in [name for name in updates[0] if name not in (*alone, "tokens", "answers")]:
+    for name in [name for name in updates[0] if name not in counts]:
         count = "signal_tokens" if name == "clip_signal" else "tokens"
         values = [u[name] for u in updates if u[count]]
         record[name] = sum(values) / max(1, len(values))
@@ -107,9 +119,8 @@ class Recorder:
     """Records every rollout batch: a line in metrics.jsonl, a line on the screen, the first
     responses in samples.jsonl, and the tokens of one group in tokens.jsonl for `eval.py view`."""
 
-    def __init__(self, folder, task, learner):
+    def __init__(self, folder, learner):
         self.folder = folder
-        self.task = task
         self.learner = learner
         self.settings = learner.settings
         self.errors = self.count_errors()
@@ -118,7 +129,7 @@ class Recorder:
 
     def count_errors(self):
         """Of the reward functions, in all processes, since the run began or went on."""
-        return sum(self.learner.gather([f.errors for f in self.task.reward_functions]))
+        return sum(self.learner.gather([f.errors for f in self.learner.task.reward_functions]))
 
     def log(self, batch, mini, updates, times, held):
         """Record a completed rollout batch. mini: its last mini-batch; updates: the statistics of
@@ -129,7 +140,7 @@ class Recorder:
         if self.writes:
             self.write("samples.jsonl", {"step": batch.step, "samples": first_responses(batch)})
             if self.settings.save_tokens:
-                self.write("tokens.jsonl", group_record(mini, new, self.learner, self.task))
+                self.write("tokens.jsonl", group_record(mini, new, self.learner))
             for report in self.learner.hooks["report"]:
                 report(self.folder, record)
             self.write("metrics.jsonl", record)
@@ -147,8 +158,10 @@ class Recorder:
         tokens = int(batch.rollout.mask.sum())
         errors_before, self.errors = self.errors, self.count_errors()
         phases = ("seconds_rollout", "seconds_logp", "seconds_update")
-        record = {"step": batch.step, **rollout_metrics(batch, self.task, self.settings),
+        record = {"step": batch.step, **rollout_metrics(batch, self.settings),
+                  "mismatch_kl": mismatch_kl(batch, self.settings, updates[0]),
                   **update_metrics(updates),
+                  **clip_range_metrics(batch, self.settings),
                   **policy_metrics(mini.old_logp, new, mini.rollout.mask)}
         for metrics in self.learner.hooks["metrics"]:
             record |= metrics(batch, mini, new)
@@ -177,10 +190,11 @@ def held_out_record(answers):
 def first_responses(batch):
     """The first response of the first two groups, for samples.jsonl."""
     rollout = batch.rollout
+    rewards = batch.rewards.tolist()
     samples = []
     for i in range(0, len(batch.problems), rollout.group_size)[:2]:
         samples.append({"prompt": batch.problems[i].prompt, "response": rollout.texts[i],
-                        "reward": round(batch.rewards[i].item(), 7)})
+                        "reward": round(rewards[i], 7)})
         if rollout.games:
             samples[-1]["turns"] = rollout.games[i].messages
     return samples
@@ -213,24 +227,25 @@ def format_line(record, steps):
 
 # ---------------------------------------------------------------------- one group's tokens
 
-def group_record(mini, new, learner, task):
-    """A line of tokens.jsonl: the G responses of the first group of a mini-batch in which not all
-    advantages are 0. new: the mini-batch's Scores under the policy after the updates; nothing is
-    computed again.
+def group_record(mini, new, learner):
+    """A line of tokens.jsonl: the G responses of the first group of a mini-batch that has a signal.
+    new: the mini-batch's Scores under the policy after the updates; nothing is computed again.
+
+    epsilon, epsilon_high     the clip range, and constants those of the row, by name
 
     old_logp, new_logp        [G, T] under the policy before and after the batch's updates
     rewards, advantages       [G]; advantages also [G, T]
     first_error               G token indices: the first wrong step of a response, or None
     old_experts, new_experts  [L, G, T, K] chosen before and after the updates
     router_shift              [G, T] RSPO's γ̃
-    factors                   [G, T] mismatch weights and high-entropy mask
+    factors                   [G, T] what scaled the surrogate
 
     A response ends at its last loss token; one without any is shown whole. Tokens that were
     inserted before it have mask 0.
     """
-    G = mini.rollout.group_size
-    moves = mini.advantages.reshape(len(mini.problems) // G, -1).ne(0).any(-1)      # [Q]
-    rows = int(moves.int().argmax()) * G + torch.arange(G)                          # [G]
+    settings, task, G = learner.settings, learner.task, mini.group_size
+    live = mini.advantages.reshape(len(mini.problems) // G, -1).ne(0).any(-1)       # [Q]
+    rows = int(live.int().argmax()) * G + torch.arange(G)                           # [G]
     shown = mini.take(rows)
     rollout = shown.rollout
     mask = rollout.mask.int().tolist()                                              # [G][T]
@@ -250,7 +265,8 @@ def group_record(mini, new, learner, task):
     for tokens in learner.hooks["tokens"]:
         values |= tokens(rollout)
     record = {"step": mini.step, "prompt": decode(rollout.prompt_ids[0][rollout.prompt_mask[0]]),
-              "rewards": shown.rewards.tolist()}
+              "rewards": shown.rewards.tolist(), **clip_range_metrics(mini, settings),
+              "constants": settings.row.constants}
     if task.first_error:
         record["first_error"] = [*map(task.first_error, rollout.texts, shown.problems)]
     return record | {name: cut(x, ends) for name, x in values.items() if x is not None}

@@ -11,7 +11,7 @@ from typing import Callable
 
 import torch
 
-from advantages import LARGEST_REWARD, groups_with_signal, without_rounding
+from advantages import LARGEST_REWARD, without_rounding
 from plumbing.refusal import Refusal
 
 CHARACTERS = "0123456789+=,. "   # the vocabulary of the built-in task, one token per character
@@ -101,15 +101,6 @@ class Task:
                           f"below {LARGEST_REWARD:g} in size, or the sums of their squares "
                           "overflow")
         return rewards.masked_fill(ungraded, torch.nan)
-
-    def groups_with_signal(self, settings, rollout, parts):
-        """Which groups of a rollout with these reward components [B, K] the --advantage learns
-        from, [prompts] bool: see advantages.groups_with_signal."""
-        G = rollout.group_size
-        turns = {"turn_rewards": rollout.turn_rewards} if self.played else {}
-        return groups_with_signal(settings.advantage, self.total(parts), G,
-                                  settings.scale_rewards, parts=parts, mask=rollout.mask,
-                                  part_weights=self.weights(parts), **turns)        # [prompts]
 
     def reward_components(self, texts, problems, ids=(), games=()):
         """The components of the rewards [B, K] of B responses to B problems; the responses to a

@@ -181,8 +181,7 @@ def test_a_ratio_of_a_readers_own_decides_the_statistics(monkeypatch):
     w = torch.tensor([[1.5, 0.5], [1.1, 0.9], [0.7, 0.6], [1.1, 0.3]])
     batch = small(w.log() - 2, torch.full((4, 2), -2.0), [1.0, 1.0, -1.0, -1.0])
     stats = ours("mine", batch).stats
-    names = "clip_low clip_high signal_below signal_above signal_own_below signal_own_above".split()
-    assert [stats[name] for name in names] == [0.25] * 6
+    assert stats["clip_low"] == stats["clip_high"] == 0.25
     assert not OBJECTIVES["mine"].clips_s
     with pytest.raises(ValueError, match="mine takes advantages of shape"):
         ours("mine", batch._replace(A=torch.ones(4, 2)))
@@ -242,30 +241,6 @@ def test_ratios_that_overflow_float32_leave_no_nan(name):
 
 def test_every_statistic_of_the_loss_has_an_entry_and_every_entry_a_statistic():
     assert ours("grpo", ragged()).stats.keys() == STATISTICS.keys()
-
-
-@pytest.mark.parametrize("name", ["gspo", "grpo", "gmpo", "reinforce", "dppo"])
-def test_where_the_responses_with_an_advantage_stand(name):
-    batch = ragged()
-    batch = batch._replace(A=batch.A.clone().index_fill_(0, torch.tensor([1]), 0.0))
-    row = OBJECTIVES[name]
-    rows = []
-    for logp, old, A, mask in zip(batch.logp, batch.old_logp, batch.A.tolist(), batch.mask):
-        if A and mask.any():
-            log_s = (logp - old)[mask].double().mean().item()
-            x = log_s if row.limits == "log w" else math.exp(log_s)
-            center = 1 if row.limits == "w" else 0
-            held = row.epsilon is not None and name != "dppo"
-            below = held and x < center - row.epsilon
-            above = held and x > center + row.epsilon_high
-            rows.append((log_s, A > 0, below, above, below and A < 0, above and A > 0))
-    log_s, *shares = zip(*rows)
-    center = sum(log_s) / len(rows)
-    expected = [len(rows), center, sum((x - center) ** 2 for x in log_s) / len(rows),
-                *(sum(share) / len(rows) for share in shares)]
-    stats = ours(name, batch).stats
-    names = [key for key in STATISTICS if key.startswith("signal_") and key != "signal_tokens"]
-    assert [stats[key] for key in names] == pytest.approx(expected, rel=1e-4, abs=1e-6)
 
 
 PPO = "torch.min(ratio * A, ratio.clamp(low, high) * A)"

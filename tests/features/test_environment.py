@@ -25,8 +25,7 @@ from plumbing.engines.responses import as_rollout
 from plumbing.model import cold_start as warm_up
 from plumbing.refusal import Refusal
 from plumbing.speed import fast
-from plumbing.speed.rollouts import concat
-from rollout import Sampler
+from rollout import Sampler, join
 from rollout import response_logp as plain_logp
 from tiny_run import differences, read_json, slow, write
 
@@ -302,7 +301,7 @@ def test_the_groups_of_equal_openings_share_their_prompts_as_those_without(envir
     assert not rollout.own_prompts and group_size == 4
     assert prompts == [LETTERS("3+8=a")["input_ids"], PROMPTS[1]]
     other = replace(rollout, own_prompts=True)
-    assert concat([rollout, other]).own_prompts and not concat([rollout, rollout]).own_prompts
+    assert join([rollout, other]).own_prompts and not join([rollout, rollout]).own_prompts
 
 
 # ------------------------------------------------- the script; resumed, plain = fast: test_features

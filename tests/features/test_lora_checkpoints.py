@@ -50,9 +50,9 @@ def ends(run, monkeypatch):
     def both(model, folder, more=""):
         seen = []
 
-        def watched(args, learner, *others):
+        def watched(learner, *others):
             seen.append(learner.policy(input_ids=IDS).logits.detach())
-            result = loop(args, learner, *others)
+            result = loop(learner, *others)
             seen.append(learner.policy(input_ids=IDS).logits.detach())
             return result
         monkeypatch.setattr(train, "train", watched)

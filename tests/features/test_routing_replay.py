@@ -17,8 +17,8 @@ from features.routing_replay import RecordingSampler, recorded_routes
 from plumbing.data.running_sum import builtin_tokenizer
 from session import metrics as run_metrics
 from plumbing.speed import fast
-from plumbing.speed.rollouts import concat, join_routes, select_response_routes
-from rollout import Sampler
+from plumbing.speed.fast import select_response_routes
+from rollout import Sampler, join
 from rollout import response_logp as plain_logp
 from routes import record_routes
 from test_rollout import uniforms
@@ -91,10 +91,10 @@ def test_routes_are_cut_and_joined_with_their_rollout():
     taken = ([12, 13, 14, 15, 4, 5, 6, 7], [0, 1, 2, 3], [5, 6])       # groups of four
     parts = [whole.take(torch.tensor(rows)) for rows in taken]
     other = sampled(sampler, prompts=[p + "1+" for p in SHORT])
-    parts += [concat([whole, other]), concat([other, whole]).take(torch.arange(8))]
+    parts += [join([whole, other]), join([other, whole]).take(torch.arange(8))]
     for part in parts:
         assert torch.equal(replayed(model, part)[1], chosen(sampler, part))
-    joined = concat([sampled(sampler, prompts=p) for p in (SHARED, SHARED[::-1])])
+    joined = join([sampled(sampler, prompts=p) for p in (SHARED, SHARED[::-1])])
     assert torch.equal(replayed(model, joined)[1], chosen(sampler, joined))
 
 
@@ -114,7 +114,7 @@ def recorded(model, part, way, *chunks):
         with torch.no_grad(), record_routes(model) as routes:
             WAYS[way](model, replace(part.take(torch.arange(start, stop)), forced_routes=True))
         found.append(routes)
-    return join_routes(found)
+    return join(found)
 
 
 @pytest.mark.parametrize("width", [0, 2, 4])                # 4: as wide as the rest of the prompts

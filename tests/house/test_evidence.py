@@ -290,8 +290,7 @@ def test_a_run_is_made_once_and_again_after_its_line_is_deleted(workplace, monke
 
 # ------------------------------------------------------------------------ a question of one's own
 
-SIGNAL = dict.fromkeys("""signal_answers signal_below signal_above signal_own_below signal_own_above
-    signal_positive clip_signal signal_log_s_var signal_log_s_mean""".split(), 0.5)
+SIGNAL = dict(signal_tokens=9, clip_signal=.5, log_s_var=.5)
 RECORD = dict(pass_rate=.5, reward=.5, length=20.0, clip_low=.1, clip_high=.2,
               minibatches=[SIGNAL])
 

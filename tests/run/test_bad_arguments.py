@@ -76,7 +76,6 @@ REFUSED = {
     "--beta 0.1 --use_kl_in_reward --kl_estimator k2":
         "--kl_estimator k2 has no effect: k1 is subtracted from the rewards",
     "--lam 0.9": "--lam 0.9 … --advantage",
-    "--algorithm ppo --critic_warmup 2 --steps 2": "--critic_warmup 2 leaves none of the --steps 2",
     # -------------------------------------------------------------------------- the sampler
     "--algorithm rspo --old_logp sampler": "--old_logp sampler … rspo",
     "--algorithm ppo --old_logp sampler": "--old_logp sampler … gae",

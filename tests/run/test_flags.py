@@ -105,7 +105,6 @@ sampler                | sampler.py:Greedy | samples
 vllm_gpu_memory_utilization | 0.2 | vllm_share | ONE --sampler vllm
 use_kl_in_reward       | true | kl_loss | ONE --beta 0.1
 lam                    | 0.5 | grad_norm | ONE --algorithm ppo
-critic_warmup          | 1 | grad_norm | ONE --algorithm ppo --steps 2
 sampler_dtype          | int4 | mismatch
 mismatch               | token_truncate --mismatch_high 0.5 | grad_norm
 mismatch_high          | 0.5 | grad_norm | ONE --mismatch seq_truncate

@@ -124,7 +124,7 @@ def test_an_extended_schedule_goes_on_as_that_of_a_run_of_all_steps(kind, share,
     run(f"--lr_scheduler_type {kind} --warmup_steps 0 --learning_rate 0.001 --steps 2")
     assert state("run", 2)["optimizer"]["param_groups"][0]["lr"] == 0, "the schedule had ended"
     rates = []
-    first(train, "update", lambda args, learner, mini: rates.append(
+    first(train, "update", lambda learner, mini: rates.append(
         learner.optimizer.param_groups[0]["lr"]))
     run("--resume --steps 4")
     want = [0.001 * share(step / 8) for step in range(4, 8)]

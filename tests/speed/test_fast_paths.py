@@ -14,8 +14,7 @@ import torch
 import rollout
 from plumbing.speed import fast
 from plumbing.speed.fast import fast_response_logp, fast_sample
-from plumbing.speed.rollouts import concat
-from rollout import sample
+from rollout import join, sample
 from test_rollout import PROMPTS, assert_same, every_model, make, responses, rolled
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -42,7 +41,7 @@ def test_a_common_prefix_survives_cutting_and_joining():
     shots = "".join(f"{i}+{i}={2 * i % 10}," for i in range(5))         # all prompts begin with it
     rollout = fast_rolled(make(), T=10, seed=4, prompts=[shots + p for p in (*PROMPTS, "7=")])
     taken = ([6, 7, 8, 0, 1, 2], [3, 4, 5], [9, 10, 11])     # whole groups of three
-    parts = concat([rollout.take(torch.tensor(rows)) for rows in taken])
+    parts = join([rollout.take(torch.tensor(rows)) for rows in taken])
     assert rollout.take(torch.tensor([4])).prefix == parts.prefix == len(shots)
     rows = sum(taken, [])
     for row, i in enumerate(rows):
@@ -51,7 +50,7 @@ def test_a_common_prefix_survives_cutting_and_joining():
     assert parts.texts == [rollout.texts[i] for i in rows]
     assert responses(parts) == [responses(rollout)[i] for i in rows]
     other = fast_rolled(make(), T=10)
-    assert concat([rollout, other]).prefix == other.prefix == 0
+    assert join([rollout, other]).prefix == other.prefix == 0
 
 
 @every_model

@@ -16,6 +16,7 @@ import torch
 
 from eval import main
 from losses import OBJECTIVES, policy_loss, token_weights, with_options
+from plumbing.data.task import Task
 from rollout import Rollout, Scores
 from routes import Pass
 from session.metrics import group_record
@@ -54,7 +55,8 @@ def group(seed=0):
     rewards = (advantages > 0).float()                                                   # [G]
     old_routes, new_routes = (Pass(torch.randint(4, (L, G, T, K), generator=g),
                                    torch.randn(L, G, T, 4, generator=g)) for _ in range(2))
-    mini = Batch(rollout, [None] * G, rewards[:, None], old, rewards, advantages,
+    task = Task("", [], [], None)
+    mini = Batch(rollout, [None] * G, rewards[:, None], old, task, (3e-4, 4e-4), advantages,
                  routes=old_routes)
     return mini, Scores(new, None, None, routes=new_routes)
 
@@ -66,10 +68,12 @@ def record(step=1, seed=0, per_token=None, **more):
     mini.step = step
     if per_token is not None:
         mini.advantages = mini.advantages[:, None] * per_token                           # [G, T]
-    learner = SimpleNamespace(tokenizer=Words(), hooks={"tokens": [lambda rollout: more]})
+    settings = SimpleNamespace(row=OBJECTIVES["gspo"])
+    learner = SimpleNamespace(tokenizer=Words(), hooks={"tokens": [lambda rollout: more]},
+                              settings=settings, task=mini.task)
     errors = dict(zip(mini.rollout.texts, [None, 1, 2, 3, 4, None]))
-    task = SimpleNamespace(first_error=lambda text, problem: errors[text])
-    return group_record(mini, new, learner, task)
+    mini.task.first_error = lambda text, problem: errors[text]
+    return group_record(mini, new, learner)
 
 
 def factors(seed):
