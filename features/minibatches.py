@@ -2,8 +2,8 @@
 before each optimizer step, in RUN/minibatches.jsonl.
 
 Unlike tokens.jsonl, which has one group after the updates, it shows what the clip acted on. Groups
-without a gradient are not scored, and therefore not recorded, except with --plain. Of several
-processes the first one's responses are recorded.
+without a gradient are not scored, and therefore not recorded, except with --plain and where a
+mini-batch has no others. Of several processes the first one's responses are recorded.
 """
 
 import json

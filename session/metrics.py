@@ -231,7 +231,7 @@ def group_record(mini, new, learner):
     """A line of tokens.jsonl: the G responses of the first group of a mini-batch that has a signal.
     new: the mini-batch's Scores under the policy after the updates; nothing is computed again.
 
-    epsilon, epsilon_high     the clip range, and constants those of the row, by name
+    epsilon, epsilon_high     the clip range
 
     old_logp, new_logp        [G, T] under the policy before and after the batch's updates
     rewards, advantages       [G]; advantages also [G, T]
@@ -243,7 +243,7 @@ def group_record(mini, new, learner):
     A response ends at its last loss token; one without any is shown whole. Tokens that were
     inserted before it have mask 0.
     """
-    settings, task, G = learner.settings, learner.task, mini.group_size
+    G = mini.group_size
     live = mini.advantages.reshape(len(mini.problems) // G, -1).ne(0).any(-1)       # [Q]
     rows = int(live.int().argmax()) * G + torch.arange(G)                           # [G]
     shown = mini.take(rows)
@@ -265,10 +265,9 @@ def group_record(mini, new, learner):
     for tokens in learner.hooks["tokens"]:
         values |= tokens(rollout)
     record = {"step": mini.step, "prompt": decode(rollout.prompt_ids[0][rollout.prompt_mask[0]]),
-              "rewards": shown.rewards.tolist(), **clip_range_metrics(mini, settings),
-              "constants": settings.row.constants}
-    if task.first_error:
-        record["first_error"] = [*map(task.first_error, rollout.texts, shown.problems)]
+              "rewards": shown.rewards.tolist(), **clip_range_metrics(mini, learner.settings)}
+    if mini.task.first_error:
+        record["first_error"] = [*map(mini.task.first_error, rollout.texts, shown.problems)]
     return record | {name: cut(x, ends) for name, x in values.items() if x is not None}
 
 

@@ -70,7 +70,7 @@ def record(step=1, seed=0, per_token=None, **more):
         mini.advantages = mini.advantages[:, None] * per_token                           # [G, T]
     settings = SimpleNamespace(row=OBJECTIVES["gspo"])
     learner = SimpleNamespace(tokenizer=Words(), hooks={"tokens": [lambda rollout: more]},
-                              settings=settings, task=mini.task)
+                              settings=settings)
     errors = dict(zip(mini.rollout.texts, [None, 1, 2, 3, 4, None]))
     mini.task.first_error = lambda text, problem: errors[text]
     return group_record(mini, new, learner)

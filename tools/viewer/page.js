@@ -78,20 +78,24 @@ function firstStep() {
   const run = RUNS[0], row = DATA.objectives[run.objective];
   if (!usable(run).includes(run.objective)) return STEPS[0];
   const fromHalf = group => {
+    const {epsilon, epsilon_high} = {...run, ...group};
     const results = group.mask.flatMap(
-      (_, i) => scaleGradient(row, group, i, run.epsilon, run.epsilon_high, run));
+      (_, i) => scaleGradient(row, group, i, epsilon, epsilon_high, run));
     const removed = results.filter(r => r.removed).length / count(group.mask.flat());
     return Math.abs(removed - 0.5) + isDead(group);
   };
   return run.groups.reduce((a, b) => fromHalf(b) < fromHalf(a) ? b : a).step;
 }
 
+// The clip range of a run in the batch that is shown; older runs saved it once.
+const usedRange = run => ({...run, ...run.groups.find(group => group.step === state.step)});
+
 // Show an objective in panel p, with the run's clip range if it is the run's own objective, else
 // with the clip range of its paper.
 function choose(p, name) {
   const run = RUNS[p], row = DATA.objectives[name], own = name === run.objective && run.epsilon;
-  Object.assign(state.panels[p], {name, row, epsilon: own ? run.epsilon : row.epsilon,
-                                  epsilonHigh: own ? run.epsilon_high : row.epsilon_high});
+  Object.assign(state.panels[p], {name, row, epsilon: own ? usedRange(run).epsilon : row.epsilon,
+                                  epsilonHigh: own ? usedRange(run).epsilon_high : row.epsilon_high});
 }
 
 // ------------------------------------------------------------------------------------ the curves
@@ -151,7 +155,11 @@ function redraw(focused = document.activeElement?.id) {
 }
 
 function goTo(step) {
+  const before = RUNS.map(run => usedRange(run).epsilon);
   state.step = step;
+  RUNS.forEach((run, p) => {                                 // a feature has moved the clip range
+    if (usedRange(run).epsilon !== before[p]) choose(p, state.panels[p].name);
+  });
   redraw();
 }
 
