@@ -336,7 +336,7 @@ class Scorer(nn.Module):
         if record:  # token t is predicted at position P - 1 + t of the row
             first = rollout.prompt_mask.shape[1] - 1
             scores.passes = passes
-            scores.routes = Pass(*(x[:, :, first:] for x in passes.only()))         # [L, B, T, ·]
+            scores.routes = Pass(*(x[:, :, first:] for x in passes.passes[0]))       # [L, B, T, ·]
         return scores
 
 

@@ -229,7 +229,7 @@ def add_gradient(learner, micro, mini):
     mini-batch. Returns its statistics, and the loss with the terms that features add to it."""
     row = learner.settings.row
     mask = micro.rollout.mask                                                       # [b, T]
-    with forced(learner.policy, micro.rollout):
+    with forced(learner.actor.policy, micro.rollout):
         scores = learner.response_logp(micro.rollout, temperature=learner.settings.temperature,
                                        **learner.update_options)
         for before_loss in learner.hooks["before_loss"]:     # what is scaled here acts

@@ -37,7 +37,7 @@ class Learner:
         #   5. the actor is wrapped by DDP, or sharded by FSDP2
         #   6. the optimizer gets the parameters of the actor: FSDP2 has replaced them
         reads = ADVANTAGES[settings.advantage].reads
-        self._settings = settings
+        self.settings = settings
         self.task = task
         self.tokenizer = tokenizer
         self.device = device
@@ -74,15 +74,11 @@ class Learner:
             and ADVANTAGES[settings.advantage].per == "response" and not settings.row.pulls)
         self.set_updates(0)
 
-    @property
-    def settings(self):
-        """Those of the run, which were resolved before it."""
-        return self._settings
-
-    @settings.setter
-    def settings(self, value):
-        raise AttributeError("settings are fixed when a run begins: half of them would not act any "
-                             "more. What may change is a field of the Batch: batch.clip_range")
+    def __setattr__(self, name, value):
+        if name == "settings" and hasattr(self, name):
+            raise AttributeError("settings are fixed when a run begins: half of them would not act "
+                                 "any more. What may change is a field of the Batch: clip_range")
+        super().__setattr__(name, value)
 
     @property
     def policy(self):

@@ -23,12 +23,14 @@ ROUNDING = 1e-10  # upper bound on Var[log w] of an unchanged policy that is sco
 
 # ----------------------------------------------------------------------------- the record's parts
 
-def rollout_metrics(batch, settings):
+def rollout_metrics(batch, settings, first):
     """Metrics of the rewards, their components and the lengths of all responses that were sampled,
-    those of discarded groups too. A response passes if its first component is at least 1. NaN marks
-    a component that a response does not have: it is left out of the component's mean."""
+    those of discarded groups too, and KL(sampler || trainer) of the batch, per token in nats: with
+    --old_logp sampler by the statistics of the `first` update, over the groups that it scores. A
+    response passes if its first component is at least 1. NaN marks a component that a response does
+    not have: it is left out of the component's mean."""
     task, sampled = batch.task, batch.sampled
-    G = batch.group_size
+    G = batch.rollout.group_size
     parts = torch.cat([parts for _, parts in sampled])                              # [n, K]
     rewards = task.total(parts).float()                                             # [n]
     graded = rewards[~rewards.isnan()]
@@ -37,8 +39,12 @@ def rollout_metrics(batch, settings):
     means = parts.float().nanmean(0).nan_to_num(nan=0.0).tolist()                           # K
     live = 1.0
     if G > 1:
-        live = groups_with_signal(settings.advantage, batch.rewards, G, batch.advantages)
+        live = groups_with_signal(settings.advantage, task.total(batch.parts), G, batch.advantages)
         live = live.float().mean().item()
+    kl = -first["log_w_mean"]
+    if settings.old_logp == "recompute":
+        d = batch.old_logp - batch.rollout.sampler_logp                             # [B, T]
+        kl = masked_mean(torch.expm1(d) - d, batch.rollout.mask)     # an estimate that is never < 0
     return {"reward": graded.mean().nan_to_num(nan=0.0).item(),
             "reward_std": graded.std(unbiased=False).nan_to_num(nan=0.0).item(),
             "reward_parts": dict(zip([*task.component_names, *task.penalties], means)),
@@ -46,22 +52,13 @@ def rollout_metrics(batch, settings):
             "length": lengths.mean().item(),
             "inverse_length": masked_mean(1 / lengths, lengths > 0),
             "truncated": truncated.float().mean().item(), "zero_variance_groups": 1 - live,
-            "discarded_groups": (len(rewards) - len(batch.problems)) // G}
+            "discarded_groups": (len(rewards) - len(batch.problems)) // G, "mismatch_kl": kl}
 
 
 def clip_range_metrics(batch, settings):
     """The clip range of the batch, as policy_loss takes it; None: an open end, or no range."""
     ends = zip(("epsilon", "epsilon_high"), settings.row.clip_range(*batch.clip_range))
     return {name: end if end is not None and math.isfinite(end) else None for name, end in ends}
-
-
-def mismatch_kl(batch, settings, first):
-    """KL(sampler || trainer), per token in nats: an estimate that is never < 0, or with --old_logp
-    sampler minus the mean of log w before the first update, over the groups that it scores."""
-    if settings.old_logp == "sampler":
-        return -first["log_w_mean"]
-    d = batch.old_logp - batch.rollout.sampler_logp                                 # [B, T]
-    return masked_mean(torch.expm1(d) - d, batch.rollout.mask)
 
 
 def update_metrics(updates):
@@ -158,8 +155,7 @@ class Recorder:
         tokens = int(batch.rollout.mask.sum())
         errors_before, self.errors = self.errors, self.count_errors()
         phases = ("seconds_rollout", "seconds_logp", "seconds_update")
-        record = {"step": batch.step, **rollout_metrics(batch, self.settings),
-                  "mismatch_kl": mismatch_kl(batch, self.settings, updates[0]),
+        record = {"step": batch.step, **rollout_metrics(batch, self.settings, updates[0]),
                   **update_metrics(updates),
                   **clip_range_metrics(batch, self.settings),
                   **policy_metrics(mini.old_logp, new, mini.rollout.mask)}
