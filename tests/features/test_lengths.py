@@ -20,7 +20,7 @@ PLAYED = ("--model_name_or_path policy --dataset_name sums.jsonl --stop , "
 
 def test_the_penalty_counts_observations_and_a_response_that_was_cut_off():
     settings = SimpleNamespace(overlong_cache=0.5)
-    task = SimpleNamespace(max_completion_length=8)
+    task = SimpleNamespace(max_completion_length=8, penalties=())
     lengths = Lengths(SimpleNamespace(settings=settings, task=task))
     mask = torch.tensor([[1, 1, 0, 0, 0, 0], [1, 0, 0, 0, 0, 1], [1, 1, 1, 0, 0, 0]]).bool()
     rollout = SimpleNamespace(mask=mask, truncated=torch.tensor([False, False, True]))
