@@ -34,8 +34,8 @@ def test_what_is_scaled_before_the_loss_acts_and_is_in_the_records(hook, run, ad
     plain, = run("--micro_batch_size 4 --save_tokens", folder="plain")
     add(**{hook: lambda self, micro, scores, mini: micro.scale_surrogate(0.5) or {}})
     half, = run("--micro_batch_size 4 --save_tokens")
-    for before, after in zip(plain["minibatches"][:1], half["minibatches"]):
-        assert after["grad_norm"] == pytest.approx(before["grad_norm"] / 2, rel=1e-4)
+    before, after = (record["minibatches"][0]["grad_norm"] for record in (plain, half))
+    assert after == pytest.approx(before / 2, rel=1e-4)
     line, = read_json("run/tokens.jsonl")
     assert {x for row in line["factors"] for x in row} == {0.5}
 
@@ -66,7 +66,7 @@ def test_a_clip_range_that_moves_acts_and_is_recorded(run, add):
 
 def keep_average(self, learner, mini, stats):
     self.mean = getattr(self, "mean", None) or copy.deepcopy(learner.policy)
-    for mean, p in zip(self.mean.parameters(), learner.policy.parameters(), strict=True):
+    for mean, p in zip(self.mean.parameters(), learner.policy.parameters()):
         mean.data.lerp_(p.data, 0.1)
 
 
