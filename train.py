@@ -272,7 +272,8 @@ def run_script(settings, task=None):
     screen.print_once(f"metrics are written to {folder}/metrics.jsonl")
     screen.report(folder, task, "before", before)
     recorder = Recorder(folder, task, learner)
-    step = train(settings, learner, task, recorder, start, checkpoints.Stop())
+    with checkpoints.Stop() as stop:
+        step = train(settings, learner, task, recorder, start, stop)
     if step < settings.steps:
         screen.print_once(f"stopped after batch {step} and saved; python train.py --output_dir "
                           f"{folder} --resume continues")

@@ -28,6 +28,7 @@ class Feature:
     needs = ""                   # what turns it on, for a refusal; "": its first flag
     presets = {}                 # {algorithm: {flag: value}}, as arguments.PRESETS
     provides = ()                # keys of advantages.INPUTS that it puts into batch.extras
+    records = ()                 # files of the run to which `report` appends lines with a "step"
 
     # ------------------------------------------------- without a run: training and evaluation both
 

@@ -21,6 +21,7 @@ class Flags:
 
 class Minibatches(Feature):
     flags = Flags
+    records = ("minibatches.jsonl",)
 
     def __init__(self, run):
         self.last = None         # the mini-batch whose micro-batches arrive

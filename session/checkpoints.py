@@ -48,9 +48,17 @@ def choose_folder(settings):
 
 
 def refuse_old_run(settings, folder):
-    """Refuse to begin a run in the folder of another one."""
-    if (folder / "config.json").exists() and not settings.resume:
-        raise Refusal(f"{folder} holds a run: use --resume to continue it, or another --output_dir")
+    """Refuse to begin a run where it would replace a file, of another run or anybody's."""
+    names = ("config.json", "summary.json", "checkpoints/*", *records(settings))
+    held = [path for name in names for path in folder.glob(name)]
+    if held and not settings.resume:
+        raise Refusal(f"{held[0]} exists: use --resume to continue a run, or another --output_dir")
+
+
+def records(settings):
+    """The names of the files to which a run appends lines with a step."""
+    return ["metrics.jsonl", "samples.jsonl", *["tokens.jsonl"] * settings.save_tokens,
+            *[name for feature in settings.features for name in feature.records]]
 
 
 def lock(folder):
@@ -65,9 +73,9 @@ def lock(folder):
 
 @refuse_os_errors()
 def begin_run(settings, folder, step):
-    """Make and lock the folder, write config.json, and drop the records after batch `step`, from
-    which a resumed run goes on, and a line that a kill has cut off. Returns the folder: the next
-    one if another run has taken a default one in the meantime."""
+    """Make and lock the folder, write config.json, and drop the run's records after batch `step`,
+    from which a resumed run goes on, and a line that a kill has cut off. Returns the folder: the
+    next one if another run has taken a default one in the meantime."""
     try:
         folder.mkdir(parents=True, exist_ok=settings.output_dir is not None)
     except FileExistsError:
@@ -77,7 +85,7 @@ def begin_run(settings, folder, step):
     lock(folder)
     refuse_old_run(settings, folder)     # begun in --output_dir in the meantime
     write_text(folder / "config.json", json.dumps(asdict(settings), indent=1))
-    for file in folder.glob("*.jsonl"):
+    for file in filter(Path.exists, [folder / name for name in records(settings)]):
         lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
         kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step]
         write_text(file, "".join(kept))
@@ -86,7 +94,7 @@ def begin_run(settings, folder, step):
 
 def write_text(file, text):
     """Write a small file in one step: a kill leaves the old text or the new one."""
-    partial = file.with_suffix(".partial")
+    partial = file.with_name(f".{file.name}.partial")
     partial.write_text(text, encoding="utf-8")
     os.replace(partial, file)
 
@@ -120,8 +128,8 @@ def critic_weights(actor):
 
 
 def write(folder, policy, tokenizer, state):
-    """Write checkpoints/step_N, in full before it has its name, and delete all but the newest
-    KEEP."""
+    """Write checkpoints/step_N, in full before it has its name, and delete all before it but the
+    newest KEEP - 1."""
     target = folder / "checkpoints" / f"step_{state['step']}"
     partial = target.with_name(".partial")       # one that a kill has left is written anew
     shutil.rmtree(partial, ignore_errors=True)
@@ -132,7 +140,8 @@ def write(folder, policy, tokenizer, state):
         sync(path)                               # before a power cut can find it under its name
     partial.rename(target)
     sync(target.parent)
-    for old in list_checkpoints(folder)[:-KEEP]:
+    saved = list_checkpoints(folder)
+    for old in saved[:saved.index(target) + 1][:-KEEP]:
         shutil.rmtree(old)
 
 
@@ -147,9 +156,10 @@ def sync(path):
 
 
 def list_checkpoints(folder):
-    """The folders of the run's checkpoints, oldest first."""
-    return sorted((folder / "checkpoints").glob("step_*"),
-                  key=lambda checkpoint: int(checkpoint.name.removeprefix("step_")))
+    """The folders of the run's checkpoints, oldest first: step_N that have a state of ours."""
+    saved = [state.parent for state in folder.glob(f"checkpoints/step_*/{STATE}")]
+    return sorted((path for path in saved if path.name[5:].isdecimal()),
+                  key=lambda path: int(path.name[5:]))
 
 
 def restore(checkpoint, learner):
@@ -183,13 +193,19 @@ def restore(checkpoint, learner):
 # ---------------------------------------------------------------------------------------- Ctrl-C
 
 class Stop:
-    """Ctrl-C, or SIGTERM, lets a run complete its rollout batch and save it. A second one, more
-    than two seconds later, stops it at once: torchrun repeats a signal immediately."""
+    """`with Stop() as stop:` lets Ctrl-C, or SIGTERM, complete a run's rollout batch and save it. A
+    second one, more than two seconds later, stops it at once: torchrun repeats a signal
+    immediately."""
 
-    def __init__(self):
+    def __enter__(self):
         self.since = None        # when the first signal came
-        signal.signal(signal.SIGINT, self.handle)
-        signal.signal(signal.SIGTERM, self.handle)
+        self.handlers = {number: signal.signal(number, self.handle)
+                         for number in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, *error):
+        for number, handler in self.handlers.items():
+            signal.signal(number, handler)
 
     def handle(self, number, frame):
         now = time.monotonic()

@@ -105,7 +105,7 @@ REFUSED = {
     "--resume true": "--resume … output_dir",
     "--dry_run --resume --output_dir x": "x is not the folder of a run",
     "--resume --output_dir gone": "gone is not the folder of a run",
-    "--output_dir old": "old holds a run: use --resume",
+    "--output_dir old": "old/config.json exists: use --resume",
     "--config gone.yaml": "--config gone.yaml: … No such file",
 }
 
