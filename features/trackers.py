@@ -4,7 +4,7 @@ import atexit
 import importlib
 from dataclasses import asdict, dataclass
 
-from features.feature import Feature, flag
+from features.feature import Feature, flag, refuse
 
 TRACKERS = ("tensorboard", "wandb", "trackio")               # also the names of their pip packages
 
@@ -25,6 +25,10 @@ class Trackers(Feature):
     def __init__(self, run):
         self.settings = run.settings
         self.write = None
+        try:                             # before the first rollout batch
+            importlib.import_module(run.settings.report_to)
+        except ImportError as error:
+            refuse(run.settings, "report_to", f"cannot be used: {error}")
 
     def report(self, folder, record):
         self.write = self.write or start(self.settings, folder, record["step"])

@@ -133,11 +133,17 @@ def write(folder, policy, tokenizer, state):
     target = folder / "checkpoints" / f"step_{state['step']}"
     partial = target.with_name(".partial")       # one that a kill has left is written anew
     shutil.rmtree(partial, ignore_errors=True)
-    policy.save_pretrained(partial)
-    tokenizer.save_pretrained(partial)
-    torch.save(state, partial / STATE)
-    for path in [*partial.iterdir(), partial]:
-        sync(path)                               # before a power cut can find it under its name
+    try:
+        policy.save_pretrained(partial)
+        tokenizer.save_pretrained(partial)
+        torch.save(state, partial / STATE)
+        for path in [*partial.iterdir(), partial]:
+            sync(path)                           # before a power cut can find it under its name
+    except Exception as error:                   # torch and safetensors raise no OSError
+        if shutil.disk_usage(folder).free > 2 ** 20:
+            raise
+        raise Refusal(f"the disk is full, and {target} is not saved: make room; --resume continues "
+                      "from the checkpoint before it") from error
     partial.rename(target)
     sync(target.parent)
     saved = list_checkpoints(folder)
@@ -199,12 +205,12 @@ class Stop:
 
     def __enter__(self):
         self.since = None        # when the first signal came
-        self.handlers = {number: signal.signal(number, self.handle)
-                         for number in (signal.SIGINT, signal.SIGTERM)}
+        self.before = [(number, signal.signal(number, self.handle))
+                       for number in (signal.SIGINT, signal.SIGTERM)]
         return self
 
     def __exit__(self, *error):
-        for number, handler in self.handlers.items():
+        for number, handler in self.before:
             signal.signal(number, handler)
 
     def handle(self, number, frame):

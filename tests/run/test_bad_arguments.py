@@ -216,7 +216,7 @@ EVIL = {"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"}
 
 
 @pytest.mark.parametrize("damage, words", [
-    (shutil.rmtree, "model"),
+    (shutil.rmtree, "there is no such folder"),
     (lambda model: write(model / "config.json", "{broken"), "cannot be loaded"),
     (lambda model: config(model, model_type="nonsense"), "nonsense"),
     (lambda model: config(model, model_type="nonsense", auto_map=EVIL), ""),

@@ -7,6 +7,7 @@ import math
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ import torch
 import eval as evaluation
 import train
 from features.minibatches import Minibatches
+from plumbing.refusal import Refusal
 from session import checkpoints
 from tiny_run import TINY, TRAIN, differences, metrics, read_json, slow, state, write
 
@@ -172,6 +174,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(number, signalled, as_whole, capfd):
             in out)
     assert os.listdir("run/checkpoints") == ["step_2"]
     as_whole()
+    assert signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler)
 
 
 TWICE = (signal.SIGINT, signal.SIGINT)
@@ -202,7 +205,32 @@ def test_a_signal_in_a_batch_with_an_evaluation_loses_neither(owner, name, run, 
     assert run("--resume") == whole
 
 
-def test_old_checkpoints_are_pruned(run, monkeypatch):
-    monkeypatch.setattr(checkpoints, "KEEP", 1)
-    run("--steps 4 --save_steps 1")
-    assert os.listdir("run/checkpoints") == ["step_4"]
+@pytest.mark.parametrize("name", ["step_2_best", "step_best", "step_1_2", "step_9"])
+def test_other_folders_beside_the_checkpoints_are_left_alone(name, killed, as_whole):
+    """A copy, and the checkpoint of something else, which has no state of ours."""
+    killed(3, "--steps 4 --save_steps 1")
+    left_out = shutil.ignore_patterns("state.pt" if name == "step_9" else "")
+    shutil.copytree("run/checkpoints/step_2", f"run/checkpoints/{name}", ignore=left_out)
+    as_whole()
+    assert {*os.listdir("run/checkpoints")} == {"step_3", "step_4", name}
+
+
+def test_the_two_up_to_the_one_just_written_are_kept(tmp_path):
+    """Of others as many as there are."""
+    for n in (2, 3, 9, 10):
+        (tmp_path / f"checkpoints/step_{n}").mkdir(parents=True)
+        write(tmp_path / f"checkpoints/step_{n}/state.pt", "")
+    saved = SimpleNamespace(save_pretrained=lambda folder: folder.mkdir(exist_ok=True))
+    checkpoints.write(tmp_path, saved, saved, {"step": 4})
+    assert {*os.listdir(tmp_path / "checkpoints")} == {f"step_{n}" for n in (3, 4, 9, 10)}
+
+
+def test_a_full_disk_at_a_save_is_a_line_and_the_checkpoint_before_it_stays(run, monkeypatch,
+                                                                            as_whole):
+    save = torch.save
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=0))
+    with monkeypatch.context() as patch, pytest.raises(Refusal, match="step_3 is not saved"):
+        patch.setattr(torch, "save",
+                      lambda state, path: 1 / (3 - state["step"]) and save(state, path))
+        run("--steps 4 --save_steps 1")
+    as_whole()
