@@ -416,8 +416,8 @@ def mismatch_mask(old_logp, sampler_logp, mask, level, low, high):
 
 
 def high_entropy_mask(entropy, mask, quantile):
-    """The 80/20 rule (2506.01939): the loss tokens whose entropy is at or above this quantile,
-    [B, T] bool. It is passed to policy_loss in `factors`, so that the denominators of
+    """The 80/20 rule (2506.01939): the loss tokens whose entropy is at or above this quantile, up
+    to rounding, [B, T] bool. It is passed to policy_loss in `factors`, so that the denominators of
     the averages still count all loss tokens."""
     if not mask.any():                                       # all responses are masked
         return mask                                                              # [B, T]
@@ -425,7 +425,8 @@ def high_entropy_mask(entropy, mask, quantile):
     rank = quantile * (len(ordered) - 1)     # torch.quantile refuses more than 2^24 values
     below = ordered[math.floor(rank)]                                            # []
     above = ordered[math.ceil(rank)]                                             # []
-    return mask & (entropy >= torch.lerp(below, above, rank % 1))                # [B, T]
+    least = torch.lerp(below, above, rank % 1) * (1 - 2e-6)      # equal ones are rounded apart  []
+    return mask & (entropy >= least)                                             # [B, T]
 
 
 def validate_choice(argument, value, known):

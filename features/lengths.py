@@ -68,7 +68,7 @@ class Lengths(Feature):
         places = torch.arange(1, mask.shape[1] + 1, device=mask.device)             # [T]
         lengths = (mask * places).amax(-1).masked_fill(rollout.truncated, self.limit)    # [B]
         zone = overlong_zone(self.settings.overlong_cache, self.limit)
-        penalty = overlong_penalty(lengths, self.limit, zone)                       # [B]
+        penalty = overlong_penalty(lengths.to(parts.dtype), self.limit, zone)       # [B]
         return torch.cat([parts, penalty[:, None]], 1)                              # [B, K + 1]
 
 

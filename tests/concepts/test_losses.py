@@ -385,6 +385,11 @@ def test_high_entropy_tokens_are_those_from_torchs_quantile_on(mask, quantile):
     assert not high_entropy_mask(entropy, mask & False, quantile).any()
 
 
+def test_equal_entropies_that_are_rounded_apart_decide_alike():
+    entropy = torch.tensor([[1.8617677, 1.8617680, 1.8616]])
+    assert high_entropy_mask(entropy, entropy > 0, 1.0).tolist() == [[True, True, False]]
+
+
 # -------------------------------------------------------------------------------------- errors
 
 WIDE = torch.ones(16, 10)
