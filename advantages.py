@@ -380,13 +380,6 @@ def groups_with_signal(name, rewards, group_size, scale="group", **inputs):
     return advantages.reshape(len(rewards) // group_size, -1).ne(0).any(-1)      # [prompts]
 
 
-def not_all_correct(rewards, group_size, correct=1.0):
-    """Which groups contain a reward below `correct`, [prompts] bool. SRPO (2504.14286) keeps only
-    these groups. NaN (a response without this reward) counts as not correct."""
-    groups = check_rewards(rewards.nan_to_num(nan=0.0)).view(-1, group_size)     # [prompts, G]
-    return groups.amin(-1) < correct                                             # [prompts]
-
-
 def overlong_penalty(lengths, max_length, cache):
     """DAPO's soft length penalty (2503.14476 eq. 13), [B], to be added to the rewards: 0 for a
     length up to max_length - cache, then linear down to -1 at max_length. lengths [B] in tokens."""

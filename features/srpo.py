@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from advantages import not_all_correct
 from features.feature import Feature, flag, refuse
 from plumbing.data.stream import PromptStream
 from plumbing.refusal import Refusal
@@ -57,6 +56,7 @@ class SRPO(Feature):
     def __init__(self, run):
         settings = run.settings
         train = run.task.train
+        self.right = run.task.right
         first = sum(problem.stage == 1 for problem in train)
         sizes = (first, len(train) - first)
         if settings.stage2_step and not all(sizes):
@@ -66,8 +66,9 @@ class SRPO(Feature):
                                            resamples(settings))
 
     def after_scoring(self, learner, batch, old):
-        first = torch.cat([parts[:, 0] for _, parts in batch.sampled])              # [n]
-        self.prompts.record(~not_all_correct(first, batch.group_size), batch.step)  # [n / G]
+        G = batch.group_size
+        right = torch.cat([self.right(parts, G) for _, parts in batch.sampled])     # [n]
+        self.prompts.record(right.view(-1, G).all(-1), batch.step)                  # [n / G]
 
 
 def resamples(settings):

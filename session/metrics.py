@@ -23,9 +23,8 @@ ROUNDING = 1e-10  # upper bound on Var[log w] of an unchanged policy that is sco
 
 def rollout_metrics(batch, task, settings):
     """Metrics of the rewards, their components and the lengths of all responses that were sampled,
-    those of discarded groups too, and KL(sampler || trainer) of the batch, per token in nats. A
-    response passes if its first component is at least 1. NaN marks a component that a response does
-    not have: it is left out of the component's mean."""
+    those of discarded groups too, and KL(sampler || trainer) of the batch, per token in nats. NaN
+    marks a component that a response does not have: it is left out of the component's mean."""
     sampled = batch.sampled
     G = batch.rollout.group_size
     parts = torch.cat([parts for _, parts in sampled])                              # [n, K]
@@ -45,7 +44,7 @@ def rollout_metrics(batch, task, settings):
     return {"reward": graded.mean().nan_to_num(nan=0.0).item(),
             "reward_std": graded.std(unbiased=False).nan_to_num(nan=0.0).item(),
             "reward_parts": dict(zip([*task.component_names, *task.penalties], means)),
-            "pass_rate": (parts[:, 0] >= 1).float().mean().item(),
+            "pass_rate": task.right(parts, G).float().mean().item(),
             "length": lengths.mean().item(),
             "inverse_length": masked_mean(1 / lengths, lengths > 0),
             "truncated": truncated.float().mean().item(), "zero_variance_groups": 1 - live,

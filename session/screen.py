@@ -32,9 +32,9 @@ def plan(settings, task, device):
 
 
 def format_interval(score):
-    """The text of (mean, low, high)."""
-    mean, low, high = score
-    return f"{mean:.3f} [{low:.3f}, {high:.3f}]"
+    """The text of (mean, low, high), or of (mean,)."""
+    mean, *interval = (f"{x:.3f}" for x in score)
+    return f"{mean} [{', '.join(interval)}]" if interval else mean
 
 
 def report(folder, task, when, answers, **more):

@@ -10,6 +10,7 @@ import json
 import math
 import zlib
 from dataclasses import dataclass, field, replace
+from decimal import Decimal
 from pathlib import Path
 
 from plumbing.refusal import Refusal, refuse_os_errors
@@ -170,8 +171,10 @@ def read_messages(messages, where):
 
 def to_text(row, value, column, where):
     """A cell, text or a finite number, as text."""
-    if isinstance(value, (int, float)) and math.isfinite(value):
+    if isinstance(value, int):
         return str(value)
+    if isinstance(value, float) and math.isfinite(value):
+        return format(Decimal(repr(value)).normalize(), "f")         # 42.0 is 42, 1e16 has no e
     if not isinstance(value, str) or not value.strip():
         raise Refusal(f"{where}: {column} is {value!r:.40}, where text or a finite number is "
                       f"needed; the row has {', '.join(row)}: --columns PROMPT ANSWER names two")

@@ -3,7 +3,8 @@
     python reward_worker.py math|FILE.py:FUNCTION
 
 It reads a line of JSON for each response, [response, answer, row], and writes one: {component:
-number}, or null if the function has failed. reward_functions.py starts it, and kills it with all
+number}, or null if the function has failed. row: null for a function that does not read it.
+reward_functions.py starts it, and kills it with all
 that the function has started when a response takes too long.
 """
 
@@ -61,6 +62,7 @@ def load_math():
         return parse(f"${answer}$") or parse(answer)         # LaTeX is recognized only between $
 
     def equal(response, answer):
+        response = response.replace("\N{MINUS SIGN}", "-")
         last = response[max(0, response.rfind(r"\boxed")):]  # the last box decides, cut off or not
         return math_verify.verify(parse_answer(answer), parse(last), timeout_seconds=None)
     return equal

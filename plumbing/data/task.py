@@ -68,7 +68,7 @@ class Task:
 
     @property
     def component_names(self):
-        """The names of the K components of the reward. A response is right if the first is 1."""
+        """The names of the K components of the reward."""
         names = ["return"] if self.played else []
         names += [name for function in self.reward_functions for name in function.names]
         return names or ["correct"]
@@ -101,6 +101,16 @@ class Task:
                           f"below {LARGEST_REWARD:g} in size, or the sums of their squares "
                           "overflow")
         return rewards.masked_fill(ungraded, torch.nan)
+
+    def right(self, components, group_size):
+        """Which responses are right, [B] bool: those whose first component, of components [B, K],
+        is at least 1. Where it is NaN for all responses to a prompt, the first component of the
+        next function decides."""
+        firsts = [0, *(self.component_names.index(f.names[0]) for f in self.reward_functions)]
+        groups = components[:, firsts].view(-1, group_size, len(firsts))            # [Q, G, F]
+        silent = groups.isnan().all(1, keepdim=True)                                # [Q, 1, F]
+        decides = silent.int().argmin(-1, keepdim=True)                             # [Q, 1, 1]
+        return groups.take_along_dim(decides, -1).flatten() >= 1                    # [B]
 
     def groups_with_signal(self, settings, rollout, parts):
         """Which groups of a rollout with these reward components [B, K] the --advantage learns

@@ -10,7 +10,7 @@ import torch
 
 from advantages import (ADVANTAGES, INPUTS, ValueHead,
                         estimate_advantages, gae, gdpo, group_advantages, has_signal,
-                        leave_one_out, not_all_correct, overlong_penalty, reinforce_plus_plus,
+                        leave_one_out, overlong_penalty, reinforce_plus_plus,
                         value_loss, whiten)
 import reference
 from features import FEATURES
@@ -273,11 +273,10 @@ def test_value_loss_is_ppos():
     assert (slopes[~mask] == 0).all() and 0 < (slopes[mask] == 0).sum() < mask.sum()
 
 
-def test_has_signal_keeps_mixed_groups_and_srpo_also_all_wrong_ones():
+def test_has_signal_keeps_mixed_groups():
     rewards = torch.tensor([1.0, 1, 1, 0, 1, 0, 0, 0, 0, 0.1, 0.1, 0.1])
     signal = has_signal(rewards, 3)
     assert signal.tolist() == [False, True, False, False]
-    assert not_all_correct(rewards, 3).tolist() == [False, True, True, True]
     assert (group_advantages(rewards, 3).view(-1, 3)[~signal] == 0).all()
 
 

@@ -87,14 +87,19 @@ def test_unicode_and_control_characters_pass_unchanged(tmp_path):
             (p, p) for p in prompts}
 
 
+HUGE = "123" * 133
+
+
 @pytest.mark.parametrize("name, text, answers", [
     ("x.jsonl", '{"prompt": 1, "answer": 4}\n\n{"prompt": "b", "answer": "5"}\n'
      '{"prompt": "c", "answer": -6.5}\n', ["4", "5", "-6.5"]),
+    ("x.jsonl", "".join(f'{{"prompt": "{x}", "answer": {n}}}\n' for x, n in zip(
+        "1bcd", ("42.0", "0.00001", "1e16", HUGE))), ["42", "0.00001", "1" + 16 * "0", HUGE]),
     ("x.csv", "prompt,answer\r\n1,007\r\nb,1.50\r\n", ["007", "1.50"])])
 def test_numbers_become_text_and_text_stays_as_it_is_written(name, text, answers, tmp_path):
     write(tmp_path / name, text)
     rows = to_problems(read_rows(tmp_path / name)[0], name)
-    assert [(p.prompt, p.answer) for p in rows] == [*zip("1bc", answers)]
+    assert [(p.prompt, p.answer) for p in rows] == [*zip("1bcd", answers)]
 
 
 def test_a_dataset_of_one_row_is_both_splits(tmp_path):

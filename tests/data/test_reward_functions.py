@@ -45,6 +45,7 @@ def own(tmp_path):
     ("42", ["42", "so 6 * 7 = 42.", "42.0", r"\boxed{42}", r"$\frac{84}{2}$", "It is 42"],
      ["41", "", "forty-two"]),
     ("so\n#### 1,125", ["1125", "1,125 grams"], ["1", "125"]),           # as in GSM8K
+    ("-5", ["so \N{MINUS SIGN}5", "-5"], ["5"]),
     (r"\frac{3}{4}", ["3/4", "0.75", r"$\frac{6}{8}$"], ["4/3", "3"]),      # a bare LaTeX answer
     (r"x^2 + 2x + 1", [r"$(x+1)^2$"], ["$x^2$", "1"]),
     (r"Hence $x = 5$, so \boxed{5}", ["5"], ["4"]),         # a worked solution
