@@ -5,6 +5,7 @@ values that are allowed, and the flags that it needs or contradicts. check_setti
 that join several flags. A Refusal names the flag and what is allowed.
 """
 
+import math
 import operator
 from dataclasses import fields
 
@@ -13,7 +14,7 @@ import torch
 from advantages import ADVANTAGES
 from features import FEATURES
 from features.feature import refuse
-from losses import check_clip_range
+from losses import OBJECTIVES, check_clip_range
 from plumbing.refusal import Refusal
 
 RANGES = {"at_least": operator.ge, "above": operator.gt, "at_most": operator.le}
@@ -68,7 +69,12 @@ def is_met(settings, condition):
 
 
 def check_objective(settings):
-    """Refuse an objective, an advantage and log-probs that do not fit each other."""
+    """Refuse an objective, its constants, an advantage and log-probs that do not fit each other."""
+    known = OBJECTIVES[settings.objective].constants
+    for name, value in settings.constants.items():
+        if name not in known or not isinstance(value, (int, float)) or not math.isfinite(value):
+            raise Refusal(f"--constants {name}={value}: --algorithm {settings.algorithm} reads "
+                          f"finite numbers for {', '.join(known) or 'none'}")
     advantage = ADVANTAGES[settings.advantage]
     mask = torch.ones(2, 3, dtype=torch.bool)                                       # [B, T]
     A = mask if advantage.per == "token" else mask[:, 0]                            # [B, T] or [B]

@@ -106,6 +106,7 @@ def read_file(path):
         if path.suffix == ".parquet":
             import pyarrow.parquet
             return pyarrow.parquet.read_table(path).to_pylist()
+        csv.field_size_limit(2 ** 31 - 1)                    # of a cell; csv's own is 131,072
         with open(path, encoding="utf-8-sig", newline="") as file:
             if path.suffix == ".json":
                 return json.load(file)
@@ -128,9 +129,9 @@ def to_problems(rows, source, columns=(), answers=True):
     """
     if not (isinstance(rows, list) and rows):
         raise Refusal(f"{source}: a list of rows is needed")
-    prompt_column, answer_column = columns or [
-        next((name for name in names if find_cell(rows[0], name) is not None), names[0])
-        for names in (PROMPT_COLUMNS, ANSWER_COLUMNS)]
+    found = [next((name for name in names if find_cell(rows[0], name) is not None), names[0])
+             for names in (PROMPT_COLUMNS, ANSWER_COLUMNS)]
+    prompt_column, answer_column = [*columns, *found[len(columns):]]
     problems = []
     for number, row in enumerate(rows, 1):
         where = f"{source} row {number}"

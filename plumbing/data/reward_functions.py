@@ -52,6 +52,8 @@ class RewardFunction:
         self.names = [verifier.rpartition(":")[2]]           # of the components of the reward
         self.errors = 0
         self.idle = []                                       # workers without a question
+        self.checked = set()                                 # rows that `math` has scored, and
+        self.lost = 0                                        # how many of them cannot be right
 
     def scores(self, texts, problems, ids=(), games=(), chat=False):
         """[{component: number}] of B texts to B problems, NaN for None; {}: the function failed.
@@ -64,15 +66,28 @@ class RewardFunction:
                     for text, problem in zip(texts, problems)]
         cores = (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", 1))
         with ThreadPoolExecutor(min(max(cores, 1), 8)) as pool:
+            if self.verifier == "math":
+                self.check_answers(problems, pool)
             scores = list(pool.map(self.score, texts, problems))
         self.errors += scores.count({})
         return scores
 
-    def score_batch(self, texts, problems, ids, games, chat):
-        completions = [game.messages for game in games] or [
-            [{"role": "assistant", "content": text}] if chat else text for text in texts]
-        columns = {name for p in problems for name in p.row} - {"prompt", "completion"}
-        inputs = {name: [p.row.get(name) for p in problems] for name in columns}
+    def check_answers(self, problems, pool):
+        """Count the rows, when they are first used, whose answer not even its own text in a box
+        earns, because math-verify cannot read it. The first one is printed."""
+        rows = {(p.where, p.answer): p for p in problems}
+        new = [p for row, p in rows.items() if row not in self.checked]
+        boxes = [rf"\boxed{{{final_answer(p.answer)}}}" for p in new]
+        lost = [p for p, parts in zip(new, pool.map(self.score, boxes, new)) if parts != {"math": 1}]
+        if lost and not self.lost:
+            print(f"note: {lost[0].where}: no response can be right, because math-verify cannot "
+                  f"read the answer {lost[0].answer!r:.80}; verifier_errors counts such rows",
+                  flush=True)
+        self.checked.update(rows)
+        self.lost += len(lost)
+        self.errors += len(lost)
+
+: [p.row.get(name) for p in problems] for name in columns}
         inputs |= {"prompts": [p.messages() if chat else p.prompt for p in problems],
                    "completions": completions, "completion_ids": list(ids)}
         if games:
@@ -91,7 +106,8 @@ class RewardFunction:
             worker = self.idle.pop()
         except IndexError:
             worker = self.start()
-        line = self.ask(worker, [text, final_answer(problem.answer), problem.row])
+        line = self.ask(worker, [text, final_answer(problem.answer),
+                                 problem.row if "problem" in self.inputs else None])
         if not line:                                         # it was killed, or has crashed
             worker.wait()
             return {}

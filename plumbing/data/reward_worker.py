@@ -13,6 +13,7 @@ import json
 import logging
 import math
 import os
+import re
 import sys
 import traceback
 from functools import lru_cache, partial
@@ -41,6 +42,8 @@ def load_function(name):
     sys.modules[spec.name] = module                          # dataclasses look their module up
     sys.path.append(str(file.parent))                        # it may import the files beside it
     spec.loader.exec_module(module)
+    if not callable(getattr(module, function, None)):
+        raise Refusal(f"{name}: {path} has no function or class {function!r}")
     return getattr(module, function)
 
 
@@ -54,16 +57,35 @@ def load_math():
     # math-verify's own time limits use signals; ours kills the process
     parse = partial(math_verify.parse, parsing_timeout=None)
 
+    def read(latex, **options):                              # LaTeX is recognized only between $
+        return parse(latex if "$" in latex else f"${latex}$", **options)
+
     @lru_cache
-    def parse_answer(answer):
-        if "$" in answer or "boxed" in answer:
-            return parse(answer)
-        return parse(f"${answer}$") or parse(answer)         # LaTeX is recognized only between $
+    def read_answer(answer):                                 # as if it stood in a box
+        box = find_box(answer)
+        return read(answer if box is None else box, fallback_mode="no_fallback")
 
     def equal(response, answer):
-        last = response[max(0, response.rfind(r"\boxed")):]  # the last box decides, cut off or not
-        return math_verify.verify(parse_answer(answer), parse(last), timeout_seconds=None)
+        response, answer = (text.replace(r"\$", "").replace(r"\!", "")       # dollars, thin spaces
+                            for text in (response, answer))
+        box = find_box(response)
+        found = parse(response) if box is None else read(box)
+        return math_verify.verify(read_answer(answer), found, timeout_seconds=None)
     return equal
+
+
+def find_box(text):
+    """The inside of the last \\boxed{…} of a text, up to its own closing brace, "" if that is
+    missing; None: there is no box."""
+    *before, last = re.split(r"\\boxed\s*{", text)
+    if not before:
+        return None
+    depth = 1
+    for brace in re.finditer(r"\\.|[{}]", last):             # \{ and \} are text
+        depth += (brace[0] == "{") - (brace[0] == "}")
+        if depth == 0:
+            return last[:brace.start()]
+    return ""
 
 
 def pass_on(questions, lines):

@@ -42,7 +42,7 @@ def load_task(settings, dataset_name, test_dataset_name=None, rows=None):
     if "math" in verifiers:
         refuse_words([*train, *test])
     for function in functions:
-        if not function.batched and function.verifier != "exact":
+        if not function.batched and function.verifier not in ("exact", "math"):
             # in one process: all must use the same names
             function.names = processes.on_first(lambda: function.find_names(train[:8]))
     task = Task(dataset_name, train, test, None, notes=notes, reward_functions=tuple(functions),
