@@ -161,6 +161,8 @@ def load(checkpoint, typed):
 
 def passk(options, typed):
     """Print pass@k and the mean reward of each checkpoint."""
+    if options.k and max(options.k) > options.n:
+        raise Refusal(f"--k {max(options.k)} is above --n {options.n}, the responses per problem")
     for checkpoint in options.checkpoints:
         settings, task, sampler = load(checkpoint, typed)
         task.filter_prompts(sampler.tokenizer)
@@ -168,7 +170,7 @@ def passk(options, typed):
                            settings.temperature, settings.seed, progress=checkpoint)
         rights = [sum(r >= 1 for r in rewards) for rewards in answers["rewards"]]
         print(f"\n{checkpoint}: {task.name}, {len(rights)} problems, {options.n} responses each")
-        for k in sorted(k for k in {1, *options.k} if k <= options.n):
+        for k in sorted({1, *(options.k or (k for k in (4, 16) if k <= options.n))}):
             score = with_interval([pass_at_k(options.n, right, k) for right in rights])
             print(f"  {f'pass@{k}':12} {format_interval(score)}")
         print(f"  {'reward':12} {format_interval(answers['reward'])}")
@@ -218,7 +220,8 @@ def make_parser():
         parsers[command].set_defaults(command=command)
     parsers[passk].add_argument("checkpoints", nargs="+", metavar="DIR_OR_HUB")
     parsers[passk].add_argument("--n", type=at_least_1, default=16, help="responses per problem")
-    parsers[passk].add_argument("--k", type=at_least_1, nargs="+", default=[1, 4, 16])
+    parsers[passk].add_argument("--k", type=at_least_1, nargs="+",
+                                help="of pass@k, at most --n (default: 1 4 16)")
     parsers[passk].add_argument("--problems", type=at_least_1, default=256, help="at most")
     parsers[ask].add_argument("checkpoint", metavar="DIR_OR_HUB")
     parsers[ask].add_argument("prompt", help="the prompt, without the run's template")

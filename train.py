@@ -287,9 +287,12 @@ def run_script(settings, task=None):
 def dry_run(settings, learner, task):
     """Train on one rollout batch, then try an update with the longest responses: print the time and
     the memory that the run needs."""
-    screen.print_once("dry run: one rollout batch, then an update with the longest responses "
-                      f"({task.max_completion_length} tokens)")
+    screen.print_once("dry run: samples a rollout batch and scores it")
+    learner.features.hooks["after_scoring"].append(lambda *_: screen.print_once(
+        f"dry run: takes {settings.updates_per_batch} optimizer steps"))
     batch, _, _, times = train_batch(settings, learner, task, 1)
+    screen.print_once("dry run: an update with the longest responses "
+                      f"({task.max_completion_length} tokens)")
     longest_update(learner, batch.rollout, task.max_completion_length)
     seconds = times[-1] - times[0]
     screen.print_once(f"{describe(first_responses(batch)[0])}\na rollout batch takes "

@@ -39,5 +39,5 @@ def read_lines(file):
     """The records of a .jsonl file of a run."""
     if not file.is_file():
         raise Refusal(f"there is no {file}: it is not the folder of a run, or the run has not "
-                      "completed its first rollout batch")
+                      "completed its first rollout batch, or was without --save_tokens")
     return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]

@@ -20,7 +20,7 @@ FILES = ("index.html", "style.css", "losses.js", "group.js", "page.js", "drag.js
          "challenges.js")                                       # of viewer/
 LARGEST = 60                     # batches of a run; of longer runs, evenly spaced ones are shown
 KEPT_SETTINGS = ("algorithm", "epsilon", "epsilon_high", "reduction", "dual_clip",
-                 "off_policy_mask", "max_completion_length")
+                 "off_policy_mask", "max_completion_length", "constants")
 CURVES = ("step", "pass_rate", "clip_low", "clip_high", "log_s_var", "flip_rate")
 
 

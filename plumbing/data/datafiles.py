@@ -146,6 +146,10 @@ def to_problems(rows, source, columns=(), answers=True):
         answer = find_cell(row, answer_column)
         if answers or answer is not None:
             answer = to_text(row, answer, answer_column, where)
+        try:
+            "".join([prompt, *sum(earlier or (), ())]).encode()
+        except UnicodeEncodeError as error:
+            raise Refusal(f"{where}: half a character, which no tokenizer reads: {error}") from None
         problems.append(Problem(prompt, answer or "", where, earlier, row))
     return problems
 

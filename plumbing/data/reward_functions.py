@@ -87,7 +87,11 @@ class RewardFunction:
         self.lost += len(lost)
         self.errors += len(lost)
 
-: [p.row.get(name) for p in problems] for name in columns}
+    def score_batch(self, texts, problems, ids, games, chat):
+        completions = [game.messages for game in games] or [
+            [{"role": "assistant", "content": text}] if chat else text for text in texts]
+        columns = {name for p in problems for name in p.row} - {"prompt", "completion"}
+        inputs = {name: [p.row.get(name) for p in problems] for name in columns}
         inputs |= {"prompts": [p.messages() if chat else p.prompt for p in problems],
                    "completions": completions, "completion_ids": list(ids)}
         if games:

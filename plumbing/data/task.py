@@ -197,8 +197,12 @@ def encode_prompt(task, tokenizer, problem):
         messages = replace(problem, prompt=text).messages()
         if system is not None and messages[0]["role"] != "system":
             messages.insert(0, {"role": "system", "content": system})
-        ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True,
-                                            **task.chat_template_kwargs)["input_ids"]
+        try:
+            ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True,
+                                                **task.chat_template_kwargs)["input_ids"]
+        except Exception as error:               # of the template, a program of its own
+            raise Refusal(f"{where}: the chat template fails with these messages and "
+                          f"--chat_template_kwargs: {error}") from error
     elif problem.earlier is not None:
         raise Refusal(f"{where}: it is a list of messages, which needs a chat template: give texts")
     else:

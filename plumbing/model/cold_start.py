@@ -91,12 +91,15 @@ def train_cold_start(settings, task, config, tokenizer, device, folder, recipe):
         os.rename(partial, folder)       # at once, so that no folder is half written
 
 
+@refuse_os_errors()
 def read_sources(file):
-    """The text of all Python files that this process has loaded from the folder of one of them."""
+    """The text of all Python files that this process has loaded from the folder of one of them.
+    Raises Refusal if there is no such file: what was typed into `python -` has none."""
+    folder = Path(file).resolve(strict=True).parent
     loaded = {getattr(module, "__file__", None) or "" for module in list(sys.modules.values())}
     return [Path(name).read_text(encoding="utf-8") for name in sorted(loaded)
             if name.endswith(".py") and "site-packages" not in name
-            and Path(name).is_relative_to(Path(file).parent)]
+            and Path(name).is_relative_to(folder)]
 
 
 def digest(text):

@@ -86,6 +86,7 @@ EFFECTS = """
 algorithm              | grpo | clip_low
 epsilon                | 0.9 | clip_low
 epsilon_high           | 0.9 | clip_high
+constants              | tau_positive=3 | grad_norm | ONE --algorithm sapo
 reduction              | sequence-sum | grad_norm
 advantage              | leave_one_out | grad_norm
 scale_rewards          | none | grad_norm
@@ -276,7 +277,7 @@ def observed(patch, flags, name):
         shutil.rmtree("used", ignore_errors=True)
         observed(patch, [*ONE.split(), "--output_dir", "USED"], "used")
         os.rename("USED", "used")
-    if "--device" in flags:                                  # a machine whose GPU is taken
+    if "auto" in flags:                                      # a machine whose GPU is taken
         patch.setattr(torch.cuda, "is_available", lambda: True)
         patch.setattr(torch.cuda, "device_count", lambda: 0)
     if "vllm" in flags:                                      # the real one needs an environment

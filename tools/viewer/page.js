@@ -86,10 +86,12 @@ function firstStep() {
   return run.groups.reduce((a, b) => fromHalf(b) < fromHalf(a) ? b : a).step;
 }
 
-// Show an objective in panel p, with the run's clip range if it is the run's own objective, else
-// with the clip range of its paper.
+// Show an objective in panel p, with the run's constants and clip range if it is the run's own
+// objective, else with those of its paper.
 function choose(p, name) {
-  const run = RUNS[p], row = DATA.objectives[name], own = name === run.objective && run.epsilon;
+  const run = RUNS[p], paper = DATA.objectives[name], own = name === run.objective && run.epsilon;
+  const constants = name === run.objective ? run.constants : {};
+  const row = {...paper, constants: {...paper.constants, ...constants}};
   Object.assign(state.panels[p], {name, row, epsilon: own ? run.epsilon : row.epsilon,
                                   epsilonHigh: own ? run.epsilon_high : row.epsilon_high});
 }
