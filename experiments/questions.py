@@ -226,10 +226,7 @@ DEPTH = Question(
     regime=DEEP_REGIME, flags=f"--steps 16 {EVAL} {DEEP}",
     variants=known(*DEEP_VARIANTS, "GSPO ×10") | {"GRPO R3": f"{GRPO} --routing_replay rollout"}
          | known("GMPO", "DPPO"),
-    settings=rates(*DEEP_RATES, groups={
-        "48 layers": "--num_hidden_layers 48 --prompts_per_step 16 --hidden_size 48 "
-                     "--num_experts 16 --min_terms 3 --max_terms 5 --cold_start_steps 500 "
-                     "--cold_start_learning_rate 1e-3"})
+    settings=rates(*DEEP_RATES, groups={"48 layers": "--num_hidden_layers 48"})
           | rates(2.8e-4, groups={"4 layers": "--num_hidden_layers 4"}),
     choosing=range(100), seeds=range(200, 300), seconds=30,
     parts=(Part(BREAKS, range(200, 300), DEEP_VARIANTS, 32),

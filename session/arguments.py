@@ -63,8 +63,8 @@ def read_object(text):
         text = Path(text[1:]).read_text(encoding="utf-8") if text[0] == "@" else text
         return {**json.loads(text)}
     except (ValueError, TypeError):
-        raise argparse.ArgumentTypeError(f"{text} is neither NAME=VALUE, with a value as in JSON, "
-                                         "nor @FILE with a JSON object") from None
+        raise argparse.ArgumentTypeError(f"{text}: NAME=VALUE, with a value as in JSON, or @FILE "
+                                         "with a JSON object is needed") from None
 
 
 @dataclass(frozen=True)
@@ -129,8 +129,7 @@ class Core:
         needs="dataset_name")
     columns: list[str] = flag(
         [], "names of the prompt column and of the answer column (default: prompt, question or "
-            "problem; answer or solution)", needs="dataset_name|environment",
-        must=(lambda names: len(names) <= 2, "be two names at most"))
+            "problem; answer or solution)", needs="dataset_name|environment",)
     verifier: list[str] = flag(
         [], "what computes the reward: math (math-verify), exact or FILE.py:FUNCTION; the rewards "
             "of several functions are added (default: math)", needs="dataset_name|environment")
@@ -403,31 +402,31 @@ def read_recipe(path):
     as on a command line; null is a flag that is not given. A file that it names may stand beside
     it."""
     folder = Path(path).parent
+    words = {}
     try:
         recipe = yaml.compose(Path(path).read_bytes())
         if not isinstance(recipe, yaml.MappingNode):
             raise Refusal("it must be a mapping of flags, such as steps: 50")
-        words = {}
         for key, node in recipe.value:
             if key.value in words:
                 raise Refusal(f"{key.value} is set twice")
-            texts = list(map(read_text, node.value if isinstance(node, yaml.SequenceNode) else
-                             [] if node.tag == NULL else [node]))
+            nodes = node.value if isinstance(node, yaml.SequenceNode) else [node]
+            texts = [read_node(x) for x in nodes if node.tag != NULL]
             texts = [str(folder / text) if ".py:" in text
                      and (folder / text.rpartition(":")[0]).is_file() else text for text in texts]
-            words[key.value] = ([f"--{key.value}={texts[0]}"] if len(texts) == 1 else
-                                [f"--{key.value}", *texts] if texts else [])
+            words[key.value] = [f"--{key.value}", *texts] if texts[1:] else [
+                f"--{key.value}={text}" for text in texts]
         return parse_flags(sum(words.values(), []))
     except (OSError, yaml.YAMLError, Refusal) as error:
         raise Refusal(f"--config {path}: {' '.join(str(error).split())}") from None
 
 
-def read_text(node):
+def read_node(node):
     """The word of a value in a YAML file; a mapping, whose values have types, is one of JSON."""
     if isinstance(node, yaml.MappingNode):
         return json.dumps(yaml.safe_load(yaml.serialize(node)), default=str)
     if not isinstance(node, yaml.ScalarNode) or node.tag == NULL:
-        raise Refusal("a list holds texts, numbers and mappings, neither null nor a list")
+        raise Refusal("null, or a list, cannot stand in a list")
     return node.value
 
 

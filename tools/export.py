@@ -34,8 +34,8 @@ SAME = ("num_generations num_iterations temperature scale_rewards learning_rate 
         "chat_template_kwargs report_to vllm_gpu_memory_utilization").split()
 # flags that `translate` reads
 READ = ("algorithm epsilon epsilon_high constants entropy_quantile reduction dual_clip "
-        "off_policy_mask kl_estimator steps max_completion_length prompts_per_step steps_per_generation "
-        "micro_batch_size").split()
+        "off_policy_mask kl_estimator steps max_completion_length prompts_per_step "
+        "steps_per_generation micro_batch_size").split()
 # flags of the trainer's arguments, and those that change no number
 OTHERS = ("model_name_or_path dataset_name test_dataset_name columns verifier verifier_timeout "
           "system_prompt prompt_template chat_template min_terms max_terms "
@@ -66,9 +66,6 @@ def translate(settings):
     if row.clip == "weight":
         config["epsilon_high"] += 1                          # TRL's cap is absolute
     known = {*SAME, *READ, *OTHERS}
-    if settings.sampler == "vllm":       # generate() of transformers needs a tokenizer to stop
-        config["generation_kwargs"] = {"stop": settings.stop} if settings.stop else None
-        known.add("stop")
     missing = [f.name for f in dataclasses.fields(Settings) if f.name not in known
                and getattr(settings, f.name) != getattr(Settings(), f.name)]
     missing += [] if loss else ["algorithm"]

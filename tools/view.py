@@ -29,7 +29,7 @@ def read_run_data(folder):
     settings = read_run(folder)
     groups = read_lines(folder / "tokens.jsonl")
     return {"name": str(folder), "objective": ALGORITHMS[settings["algorithm"]]["objective"],
-            **{name: settings[name] for name in KEPT_SETTINGS},
+            **{name: settings.get(name) for name in KEPT_SETTINGS},
             "curves": [{name: record[name] for name in CURVES}
                        for record in read_lines(folder / "metrics.jsonl")],
             "groups": groups[::len(groups) // LARGEST + 1]}

@@ -146,10 +146,6 @@ def to_problems(rows, source, columns=(), answers=True):
         answer = find_cell(row, answer_column)
         if answers or answer is not None:
             answer = to_text(row, answer, answer_column, where)
-        try:
-            "".join([prompt, *sum(earlier or (), ())]).encode()
-        except UnicodeEncodeError as error:
-            raise Refusal(f"{where}: half a character, which no tokenizer reads: {error}") from None
         problems.append(Problem(prompt, answer or "", where, earlier, row))
     return problems
 
@@ -177,7 +173,8 @@ def to_text(row, value, column, where):
     """A cell, text or a finite number, as text."""
     if isinstance(value, (int, float)) and math.isfinite(value):
         return str(value)
-    if not isinstance(value, str) or not value.strip():
+    if not isinstance(value, str) or not value.strip() or value != value.encode(
+            errors="ignore").decode():                       # half of a surrogate pair
         raise Refusal(f"{where}: {column} is {value!r:.40}, where text or a finite number is "
                       f"needed; the row has {', '.join(row)}: --columns PROMPT ANSWER names two")
     return value

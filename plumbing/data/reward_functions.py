@@ -52,8 +52,7 @@ class RewardFunction:
         self.names = [verifier.rpartition(":")[2]]           # of the components of the reward
         self.errors = 0
         self.idle = []                                       # workers without a question
-        self.checked = set()                                 # rows that `math` has scored, and
-        self.lost = 0                                        # how many of them cannot be right
+        self.lost = None                                     # the first row that `math` cannot read
 
     def scores(self, texts, problems, ids=(), games=(), chat=False):
         """[{component: number}] of B texts to B problems, NaN for None; {}: the function failed.
@@ -66,26 +65,15 @@ class RewardFunction:
                     for text, problem in zip(texts, problems)]
         cores = (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", 1))
         with ThreadPoolExecutor(min(max(cores, 1), 8)) as pool:
-            if self.verifier == "math":
-                self.check_answers(problems, pool)
             scores = list(pool.map(self.score, texts, problems))
+        if self.verifier == "math" and {} in scores and not self.lost:
+            self.lost = problems[scores.index({})]
+            print(f"note: {self.lost.where}: no response can be right, because math cannot read "
+                  f"the answer {self.lost.answer!r:.80}: use exact, or FILE.py:FUNCTION",
+                  flush=True)
+        scores = [parts or {} for parts in scores]
         self.errors += scores.count({})
         return scores
-
-    def check_answers(self, problems, pool):
-        """Count the rows, when they are first used, whose answer not even its own text in a box
-        earns, because math-verify cannot read it. The first one is printed."""
-        rows = {(p.where, p.answer): p for p in problems}
-        new = [p for row, p in rows.items() if row not in self.checked]
-        boxes = [rf"\boxed{{{final_answer(p.answer)}}}" for p in new]
-        lost = [p for p, parts in zip(new, pool.map(self.score, boxes, new)) if parts != {"math": 1}]
-        if lost and not self.lost:
-            print(f"note: {lost[0].where}: no response can be right, because math-verify cannot "
-                  f"read the answer {lost[0].answer!r:.80}; verifier_errors counts such rows",
-                  flush=True)
-        self.checked.update(rows)
-        self.lost += len(lost)
-        self.errors += len(lost)
 
     def score_batch(self, texts, problems, ids, games, chat):
         completions = [game.messages for game in games] or [
@@ -105,7 +93,7 @@ class RewardFunction:
         return [{self.names[0]: math.nan if value is None else float(value)} for value in rewards]
 
     def score(self, text, problem):
-        """{component: number} of one response, by a worker; {} if the function failed on it."""
+        """{component: number} of one response, by a worker; None if the function failed on it."""
         try:
             worker = self.idle.pop()
         except IndexError:
@@ -114,9 +102,9 @@ class RewardFunction:
                                  problem.row if "problem" in self.inputs else None])
         if not line:                                         # it was killed, or has crashed
             worker.wait()
-            return {}
+            return None
         self.idle.append(worker)
-        return json.loads(line) or {}
+        return json.loads(line)
 
     def start(self):
         worker = subprocess.Popen([sys.executable, reward_worker.__file__, self.verifier],
@@ -146,7 +134,8 @@ class RewardFunction:
         self.errors = 0
         if not any(scores):
             raise Refusal(f"--verifier {self.verifier} fails on each of the first {len(problems)} "
-                          "reference answers, or takes longer than --verifier_timeout")
+                          f"reference answers ({problems[0].where} …), or takes longer than "
+                          "--verifier_timeout")
         return list(max(scores, key=len))
 
 

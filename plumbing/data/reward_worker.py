@@ -27,6 +27,7 @@ if __name__ == "__main__":
 from plumbing.refusal import Refusal
 
 
+WORD = re.compile("[A-Za-z]{3,}|N/A")    # math-verify reads a product of its letters
 MEMORY = 4 * 2 ** 30             # that math-verify may take, in bytes
 
 
@@ -50,6 +51,7 @@ def load_function(name):
 def load_math():
     """math-verify as a function of (response, answer)."""
     import math_verify
+    from latex2sympy2_extended.math_normalization import extract_boxed_content
     logging.disable()
     if sys.platform == "linux":
         import resource
@@ -57,35 +59,21 @@ def load_math():
     # math-verify's own time limits use signals; ours kills the process
     parse = partial(math_verify.parse, parsing_timeout=None)
 
-    def read(latex, **options):                              # LaTeX is recognized only between $
-        return parse(latex if "$" in latex else f"${latex}$", **options)
-
-    @lru_cache
-    def read_answer(answer):                                 # as if it stood in a box
-        box = find_box(answer)
-        return read(answer if box is None else box, fallback_mode="no_fallback")
+    def read(text, **options):
+        """Of a text with a box the inside of the last one, up to its own closing brace."""
+        box = text.rfind(r"\boxed")
+        text = text if box < 0 else extract_boxed_content(text[box:])
+        return parse(text if "$" in text else f"${text}$", **options)    # LaTeX is between $
+    read_answer = lru_cache(partial(read, fallback_mode="no_fallback"))
 
     def equal(response, answer):
-        response, answer = (text.replace(r"\$", "").replace(r"\!", "")       # dollars, thin spaces
+        """{}, no reward, for a word and for an answer that math-verify cannot read."""
+        response, answer = (text.replace(r"\$", "").replace(r"\!", "")   # dollars, thin spaces
                             for text in (response, answer))
-        box = find_box(response)
-        found = parse(response) if box is None else read(box)
-        return math_verify.verify(read_answer(answer), found, timeout_seconds=None)
+        found = read(response) if r"\boxed" in response else parse(response)
+        known = not WORD.fullmatch(answer) and read_answer(answer)
+        return math_verify.verify(known, found, timeout_seconds=None) if known else {}
     return equal
-
-
-def find_box(text):
-    """The inside of the last \\boxed{…} of a text, up to its own closing brace, "" if that is
-    missing; None: there is no box."""
-    *before, last = re.split(r"\\boxed\s*{", text)
-    if not before:
-        return None
-    depth = 1
-    for brace in re.finditer(r"\\.|[{}]", last):             # \{ and \} are text
-        depth += (brace[0] == "{") - (brace[0] == "}")
-        if depth == 0:
-            return last[:brace.start()]
-    return ""
 
 
 def pass_on(questions, lines):

@@ -54,6 +54,13 @@ def test_what_a_chat_model_and_a_base_model_read(template, chat, around, text):
     assert read(with_template(template), chat, **around) == text
 
 
+@pytest.mark.parametrize("template, variables", [
+    ("{{ raise_exception('roles must alternate') }}", {}), (CHAT, dict(tools=3))])
+def test_a_chat_template_that_fails_is_refused_with_its_row(template, variables):
+    with pytest.raises(Refusal, match="rows.jsonl row 1: the chat template fails"):
+        read(with_template(template), system_prompt="add.", chat_template_kwargs=variables)
+
+
 @pytest.fixture
 def rows(workplace):
     return jsonl("rows.jsonl", [{"prompt": f"{i}+1=", "answer": str(i + 1)} for i in range(9)])

@@ -92,10 +92,10 @@ BATCH = "def reward(completions):\n    return {}\n"
 
 
 @pytest.mark.parametrize("source, line, error, words", [
-    ("def reward(response, answer):\n    return 1.0\n", "--verifier mine.py:reward mine.py:reward",
+    ("def reward(response, answer):\n    return 1.0\n", "--verifier mine.py:reward",
      Refusal, "two components of the reward have the same name"),
-    ("", "--verifier exact --reward_weights 1 2", Refusal,
-     "--reward_weights holds 2 numbers, but the reward has 1 components: exact"),
+    ("def reward(response, answer):\n    return 1.0\n", "--reward_weights 1 2", Refusal,
+     "--reward_weights holds 2 numbers, but the reward has 1 components: reward"),
     ("def reward(response, answer):\n    return 1e12 * (response == answer) + 1e12\n",
      "--reward_weights 1e8", Refusal, "must be below 1e[+]15 in size"),
     (BATCH.format("[1.0]"), "", Refusal, "returned 1 rewards for 16 completions"),
@@ -118,7 +118,7 @@ def test_a_run_hands_over_whole_groups_of_plain_strings_and_all_columns(judged):
         "    with open('calls.jsonl', 'a') as file:\n"
         "        file.write(json.dumps([prompts, completions, completion_ids, columns]) + '\\n')\n"
         "    return [float(c[:1] == a) for c, a in zip(completions, columns['answer'])]\n",
-        "--verifier mine.py:reward exact")
+        "--verifier exact")
     (prompts, completions, ids, columns), = read_json("calls.jsonl")
     assert len(prompts) == len(completions) == len(ids) == 16
     assert set(columns) == {"answer", "largest", "late"}
@@ -136,7 +136,7 @@ def test_the_metrics_mean_is_over_the_answers_that_have_the_part(judged):
                      "    return [1.0 if n > 6 else None for n in largest]\n"
                      "def other(completions, largest):\n"
                      "    return [None if n > 6 else 0.25 for n in largest]\n",
-                     "--verifier mine.py:reward mine.py:other --advantage gdpo")
+                     "--verifier mine.py:other --advantage gdpo")
     assert record["reward_parts"] == {"reward": 1.0, "other": 0.25} and 0.25 < record["reward"] < 1
     assert record["zero_variance_groups"] == 1 and record["grad_norm"] == 0
     assert record["pass_rate"] < 1

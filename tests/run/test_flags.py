@@ -26,9 +26,10 @@ from session.arguments import Settings
 from tiny_run import SMALL, TINY, TINY_MODEL, jsonl, read_json, write
 
 ONE = "--steps 1 --warmup_steps 0"                           # the second mini-batch is off-policy
-DATA = f"{ONE} --model_name_or_path model --dataset_name a.jsonl --verifier exact"
+ROWS = f"{ONE} --model_name_or_path model --dataset_name a.jsonl"
+DATA = f"{ROWS} --verifier exact"
 STARTS = {
-    "ONE": ONE, "DATA": DATA, "TWO": "--steps 2 --warmup_steps 0",
+    "ONE": ONE, "ROWS": ROWS, "DATA": DATA, "TWO": "--steps 2 --warmup_steps 0",
     "GRPO": f"{ONE} --algorithm grpo --learning_rate 0.01",  # far off
     "FLAT": f"{ONE} --lr_scheduler_type constant_with_warmup",
     "NEW": f"{ONE} --cold_start_steps 1",                    # another tiny MoE, hardly taught
@@ -128,7 +129,7 @@ lora_target_modules    | q_proj | grad_norm | ONE --use_peft
 dataset_name           | a.jsonl or b.jsonl | prompts | DATA
 test_dataset_name      | b.jsonl or c.jsonl | forwards | DATA --eval_samples 1
 columns                | other other_answer | prompts | DATA
-verifier               | exact or mine.py:reward | reward | DATA
+verifier               | exact or mine.py:reward | reward | ROWS
 verifier_timeout       | 0.01 | verifier_errors | DATA --verifier mine.py:slow
 reward_weights         | 1 0.5 | reward | DATA mine.py:reward
 chat_template          | false | widths | DATA
