@@ -5,6 +5,11 @@ same call and the same growing KV cache (DynamicCache); each can read the other'
 scaling, sliding windows, attention dropout, layers without experts and activations other than SiLU
 are not implemented; a config that asks for them raises ValueError.
 
+Before you change it: the experts' weights are stacked in 3-D tensors, and a rule for "2-D weights"
+(Muon's) reaches 15 % of the default policy's parameters. RL samples, scores and updates in eval
+mode; only the warm-up has `self.training`. After a change the warm-up (plumbing/model/cold_start.py)
+is made again, with a warning if transformers' class now computes another model.
+
 Next: routes.py, on what its routers choose.
 """
 
@@ -270,23 +275,33 @@ class TinyMoE(nn.Module):
     @classmethod
     def from_pretrained(cls, directory):
         """Read a Qwen3-MoE checkpoint, written by this class or by transformers, in the precision
-        it was saved in. Raises OSError if there is no checkpoint; ValueError for another
-        architecture and for missing, unexpected or misshapen weights, because none of them is
-        filled with random numbers."""
-        check_config(AutoConfig.from_pretrained(directory))
-        twin, loading = Qwen3MoeForCausalLM.from_pretrained(
-            directory, dtype="auto", use_safetensors=True, ignore_mismatched_sizes=True,
-            output_loading_info=True)
-        for kind, keys in loading.items():  # missing_keys, unexpected_keys, mismatched_keys, ...
-            if keys:
-                raise ValueError(f"{directory}: the weights do not fit config.json: {len(keys)} "
-                                 f"{kind}, for example {sorted(keys)[0]}")
+        it was saved in. Raises what read_twin raises."""
+        return cls.from_twin(read_twin(directory))
+
+    @classmethod
+    def from_twin(cls, twin):
+        """The TinyMoE that shares the weights of a Qwen3MoeForCausalLM."""
         with torch.device("meta"):
             model = cls(twin.config)
         model.load_state_dict(twin.state_dict(), assign=True)
         model.tie_weights()
         model.generation_config = twin.generation_config  # has all tokens that end a response
         return model
+
+
+def read_twin(directory):
+    """Read a checkpoint as transformers' Qwen3MoeForCausalLM. Raises OSError if there is no
+    checkpoint; ValueError for another architecture and for missing, unexpected or misshapen
+    weights, because none of them is filled with random numbers."""
+    check_config(AutoConfig.from_pretrained(directory))
+    twin, loading = Qwen3MoeForCausalLM.from_pretrained(
+        directory, dtype="auto", use_safetensors=True, ignore_mismatched_sizes=True,
+        output_loading_info=True)
+    for kind, keys in loading.items():  # missing_keys, unexpected_keys, mismatched_keys, ...
+        if keys:
+            raise ValueError(f"{directory}: the weights do not fit config.json: {len(keys)} "
+                             f"{kind}, for example {sorted(keys)[0]}")
+    return twin
 
 
 def check_config(config):

@@ -4,10 +4,11 @@ The GSPO paper starts RL from such a model, which knows the format and is someti
 trained on the answers of a teacher that makes a systematic error (running_sum.py): for a 9 it adds
 8 more often than 9. The most likely response is therefore wrong, and RL has to raise the
 probability of a less likely, right one; sharpening the distribution would not help. The model is
-cached in runs/cold_start, in a folder named by a hash of everything that determines it, and shared
-by all algorithms.
+cached in runs/cold_start, in a folder named by a hash of everything that determines it (the code of
+moe.py, routes.py and this file included), and shared by all algorithms.
 """
 
+import ast
 import copy
 import hashlib
 import inspect
@@ -16,13 +17,14 @@ import os
 import random
 import shutil
 import sys
+import warnings
 from pathlib import Path
 
 import torch
 from tqdm import tqdm
 from transformers import Qwen3MoeConfig
 
-from moe import TinyMoE
+from moe import TinyMoE, read_twin
 from plumbing.data import running_sum
 from plumbing.data.task import encode_text
 from plumbing.engines.responses import pad_right
@@ -38,6 +40,7 @@ WARMUP = 30             # steps in which the learning rate rises
 BALANCE = 0.01          # load-balancing coefficient
 INIT_STD = 0.08         # standard deviation of the random weights
 SHALLOW = 4             # layers up to which the random weights are used as they are
+CLOSE = 1e-3            # largest rounding error of a log-prob in float32, in nats
 
 
 def make_tiny_config(settings, tokenizer):
@@ -61,8 +64,8 @@ def load_cold_start(settings, task, device):
     tokenizer = running_sum.builtin_tokenizer(task.characters)
     config = make_tiny_config(settings, tokenizer)
     recipe = dict(task=task.name, config=config.to_diff_dict(), steps=settings.cold_start_steps,
-                  learning_rate=settings.cold_start_learning_rate, batch=BATCH, warmup=WARMUP,
-                  balance=BALANCE, seed=settings.seed, torch=torch.__version__,
+                  learning_rate=settings.cold_start_learning_rate, seed=settings.seed,
+                  torch=torch.__version__, code=read_code("moe", "routes", __name__),
                   teacher=read_sources(inspect.getfile(task.teacher)),
                   problems=digest(repr([(p.prompt, p.answer, p.row) for p in task.train])))
     recipe = json.dumps(recipe, sort_keys=True)
@@ -70,9 +73,11 @@ def load_cold_start(settings, task, device):
     # only the first process trains it: transformers lets no other process write a model
     processes.on_first(lambda: folder.is_dir() or train_cold_start(
         settings, task, config, tokenizer, device, folder, recipe))
-    policy = TinyMoE.from_pretrained(folder).to(device)
+    twin = read_twin(folder)
+    policy = TinyMoE.from_twin(twin)
+    warn_of_another_model(policy, twin)
     policy.name_or_path = str(folder.resolve())
-    return policy, tokenizer
+    return policy.to(device), tokenizer
 
 
 @refuse_os_errors()
@@ -97,6 +102,24 @@ def read_sources(file):
     return [Path(name).read_text(encoding="utf-8") for name in sorted(loaded)
             if name.endswith(".py") and "site-packages" not in name
             and Path(name).is_relative_to(Path(file).parent)]
+
+
+def read_code(*modules):
+    """The code of modules, without comments."""
+    return [ast.unparse(ast.parse(inspect.getsource(sys.modules[name]))) for name in modules]
+
+
+@torch.no_grad()
+def warn_of_another_model(policy, twin):
+    """Warn if moe.py does not compute what transformers' class computes from the same weights:
+    compare the log-probs of eight tokens. The median leaves out a token whose K-th and next expert
+    are equal but for rounding."""
+    ids = torch.arange(8)[None] % policy.config.vocab_size                          # [1, S]
+    ours, theirs = (model(ids).logits.log_softmax(-1) for model in (policy, twin))  # [1, S, V]
+    error = (ours - theirs).abs().amax(-1).median()                                 # []
+    if not error < CLOSE:                                                           # NaN, too
+        warnings.warn("moe.py has been changed: checkpoints would load in transformers as another "
+                      f"model, off by {error:.2g} nats")
 
 
 def digest(text):
