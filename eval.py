@@ -5,8 +5,8 @@
     python eval.py dashboard runs/gspo [runs/grpo ...]    the curves of one or several runs: a PNG
     python eval.py view runs/gspo [runs/grpo]             the tokens of a run, clipped ones marked
 
-passk and ask use a run's checkpoint with the settings of that run: its task, templates, lengths and
-sampling. Any other flag of theirs is one of train.py and overrides them.
+passk and ask use a checkpoint in a run's folder with the settings of that run: its task, templates,
+lengths and sampling. Any other flag of theirs is one of train.py and overrides them.
 """
 
 import os
@@ -143,10 +143,11 @@ def load(checkpoint, typed):
     """(settings, task, sampler) of a checkpoint: the settings of its run, or the defaults, with
     `typed`, {flag of train.py: value}, in place of theirs."""
     typed = typed | {"model_name_or_path": checkpoint}
-    run = Path(checkpoint).parent.parent
+    configs = [read_run(folder) for folder in Path(checkpoint).absolute().parents
+               if (folder / "config.json").exists()]
+    kept = next((config for config in configs if "algorithm" in config), None)   # not a model's
     settings = with_defaults(typed)
-    if (run / "config.json").exists():
-        kept = read_run(run)
+    if kept:
         refuse_code(kept, typed)
         if "dataset_name" in typed:                          # has columns and tests of its own
             kept |= {"columns": [], "test_dataset_name": None}
@@ -154,6 +155,8 @@ def load(checkpoint, typed):
     check_settings(settings)
     settings = resolve(settings)
     task = tasks.prepare_task(settings)
+    if not kept:
+        print(f"{checkpoint} is not in the folder of a run: the task is {task.name}")
     device = torch.device(find_device_type(settings))
     policy, tokenizer = load_policy(settings, task, device, checkpoint)
     return settings, task, make_sampler(settings, policy, tokenizer, task)
