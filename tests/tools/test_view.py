@@ -4,6 +4,7 @@
     python -m pytest tests/tools/test_view.py -m slow         the page, in a headless chromium
 """
 
+import itertools
 import json
 import math
 import re
@@ -79,8 +80,8 @@ def factors(seed):
     return weights * (weights > 0.6)
 
 
-def write_run(folder, groups, **settings):
-    """A run folder with these groups."""
+def write_run(folder, groups, ranges=(), **settings):
+    """A run folder with these groups. ranges: the clip range in the line of each batch."""
     folder.mkdir()
     write(folder / "config.json", json.dumps({
         "algorithm": "gspo", "reduction": "sequence-mean", "epsilon": 3e-4, "epsilon_high": 4e-4,
@@ -88,7 +89,8 @@ def write_run(folder, groups, **settings):
     curve = {"pass_rate": 0.5, "clip_low": 0.1, "clip_high": 0.2, "log_s_var": 1e-4,
              "flip_rate": None}
     jsonl(folder / "tokens.jsonl", groups)
-    jsonl(folder / "metrics.jsonl", [{"step": group["step"], **curve} for group in groups])
+    jsonl(folder / "metrics.jsonl", [{"step": group["step"], **curve, **own}
+                                     for group, own in itertools.zip_longest(groups, ranges, fillvalue={})])
     return folder
 
 
@@ -144,7 +146,8 @@ def shown_runs(page):
     found = re.findall(r"<(style|script)\b[^>]*>(.*?)</\1>", page.read_text(encoding="utf-8"), re.S)
     assert [tag for tag, _ in found] == ["style", "script", "script"]
     assert "<" not in found[1][1]
-    return json.loads(found[1][1])["runs"]
+    records = map(json.loads, found[1][1].splitlines())
+    return [record for record in records if "groups" in record]
 
 
 def test_hostile_text_stays_data_and_numbers_that_are_not_finite_become_null(tmp_path, capsys):
@@ -237,8 +240,8 @@ def page(browser, two_runs):
 @pytest.fixture
 def show(page, tmp_path):
     """show(groups, flag=value) opens the page of one run with these groups."""
-    def opened(groups, **arguments):
-        page.open(write_page(write_run(tmp_path / "run", groups, **arguments)))
+    def opened(groups, *ranges, **arguments):
+        page.open(write_page(write_run(tmp_path / "run", groups, *ranges, **arguments)))
     return opened
 
 
@@ -318,6 +321,20 @@ def test_with_advantages_per_token_only_ratios_per_token_are_offered(page, show)
 
 
 @pytest.mark.slow
+def test_a_batch_is_shown_with_its_own_clip_range_and_the_constants_of_the_run(page, show):
+    """An end that is null is open."""
+    show([record(1), record(2)], [{"epsilon": .1, "epsilon_high": .2},
+                                  {"epsilon": .3, "epsilon_high": None}],
+         algorithm="sapo", constants={"tau_negative": 3})
+    assert page.js("return state.panels[0].row.constants") == {
+        "tau_positive": 1.0, "tau_negative": 3}
+    page.js("RUNS[0].objective = 'grpo'; choose(0, 'grpo'); goTo(1)")
+    assert page.says() == ["grpo", 1, .1, .2]
+    page.press("n")
+    assert page.js("return state.panels[0].epsilonHigh === Infinity") and page.says()[2] == .3
+
+
+@pytest.mark.slow
 def test_one_key_turns_grpo_into_gspo_and_others_move_through_the_run(page):
     theme = lambda: page.js("return document.documentElement.dataset.theme")
     assert [page.says(panel)[0] for panel in (0, 1)] == ["gspo", "grpo"]
@@ -357,13 +374,13 @@ EDGES = ("const box = document.querySelector(arguments[0]).getBoundingClientRect
 @pytest.mark.slow
 @pytest.mark.parametrize("width, height", [(390, 844), (1400, 900)])
 def test_the_page_fits_a_phone_and_a_desk(page, browser, width, height):
-    """A token to drag is above the fold, the runs' first token on the screen below their title, and
-    nothing under the bar at the bottom, which describes a token in up to six lines."""
+    """The run's first token is on the screen below its title, the tokens to drag come after it, and
+    nothing is under the bar at the bottom, which describes a token in up to six lines."""
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", {
         "width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 700})
     browser.refresh()
     assert page.js("return document.querySelector('.page').scrollWidth") <= width
-    assert 0 < page.js(EDGES, ".handle")[0] < 0.8 * height
+    assert page.js(EDGES, ".handle")[0] > page.js(EDGES, "#panels")[1]
     assert 0 < page.js(EDGES, ".answer .token")[0] - page.js(EDGES, "header h1")[0] < 0.8 * height
     page.js("document.querySelector('.answer .token').focus()")
     bar, scrolled = (page.js(EDGES, name) for name in (".inspector", ".page"))
