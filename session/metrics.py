@@ -15,7 +15,8 @@ from plumbing.parallel import processes
 from ratios import cross_entropy, masked_mean, ratio_stats
 from routes import flip_rate, router_shift
 
-EARLY = 3         # rollout batches after which a response should have been right
+PATIENCE = 3      # rollout batches in a row that teach little, after which a line says so
+CUT = 0.3         # share of responses cut off above which a batch teaches little
 ROUNDING = 1e-10  # upper bound on Var[log w] of an unchanged policy that is scored twice in float32
 
 
@@ -117,7 +118,7 @@ class Recorder:
         self.learner = learner
         self.settings = learner.settings
         self.errors = self.count_errors()
-        self.right = 0.0                 # the sum of the batches' pass rates
+        self.poor = 0                    # batches in a row that teach little
         self.writes = processes.rank() == 0
 
     def count_errors(self):
@@ -138,12 +139,11 @@ class Recorder:
                 report(self.folder, record)
             self.write("metrics.jsonl", record)
             print(format_line(record, self.settings.steps), flush=True)
-            self.right += record["pass_rate"]
-            never = batch.step == EARLY and not self.right
-            if never:
-                print(f"note: no response was right in the first {EARLY} batches (the first "
-                      "component of its reward at least 1); does the reward function read such?")
-            if never or batch.step % max(1, self.settings.steps // 10) == 0:
+            reason = explain_poor(record)
+            self.poor = self.poor + 1 if reason else 0
+            if self.poor == PATIENCE:
+                print(f"note: {PATIENCE} batches in a row teach little: {reason}")
+            if self.poor == PATIENCE or batch.step % max(1, self.settings.steps // 10) == 0:
                 print(" " * 8 + describe(first_responses(batch)[0]), flush=True)
 
     def make_record(self, batch, mini, new, updates, times):
@@ -167,6 +167,16 @@ class Recorder:
         """Append one JSON line to a file of the run."""
         with open(self.folder / name, "a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")
+
+
+def explain_poor(record):
+    """Why a batch teaches little, and the flag to look at; None if it does not."""
+    if record["truncated"] > CUT:
+        return f"{record['truncated']:.0%} of the responses are cut off (--max_completion_length)"
+    if record["zero_variance_groups"] == 1:
+        right = f"{record['pass_rate']:.0%} of the responses are right"
+        return f"the rewards of every group are equal, {right} (--verifier, --dataset_name)"
+    return None
 
 
 def held_out_record(answers):
@@ -199,13 +209,12 @@ def describe(sample):
 def format_line(record, steps):
     """The line of a rollout batch on the screen."""
     seconds = sum(record[f"seconds_{phase}"] for phase in ("rollout", "logp", "update"))
-    low = record["clip_low"]
-    high = record["clip_high"]
+    clip = record["clip_low"] + record["clip_high"]
     columns = [
         f"batch {record['step']:{len(str(steps))}}/{steps}", f"reward {record['reward']:.2f}",
         f"pass {record['pass_rate']:.2f}", f"zero-var {record['zero_variance_groups']:.2f}",
         f"len {record['length']:5.1f} cut {record['truncated']:.2f}",
-        f"clip {low + high:.2f} (low {low:.2f} high {high:.2f})",
+        f"clip {clip:.2f} clip_signal {record['clip_signal']:.2f}",
         f"var log w {record['log_w_var']:.1e} log s {record['log_s_var']:.1e}",
         f"|g| {record['grad_norm']:.2f}", f"{seconds:.1f} s"]
     if record["flip_rate"] is not None:

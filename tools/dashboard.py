@@ -9,9 +9,10 @@ from pathlib import Path
 from plumbing.refusal import Refusal
 from tools import style
 
-CURVES = ("reward", "pass_rate", "clip_low", "clip_high", "log_w_var", "log_s_var", "length",
-          "entropy", "grad_norm", "zero_variance_groups")
+CURVES = ("reward", "pass_rate", "clip_signal", "log_s_var", "log_w_var", "zero_variance_groups",
+          "length", "truncated", "entropy", "grad_norm")
 LOGARITHMIC = ("log_w_var", "log_s_var", "grad_norm")
+WINDOW = (0.05, 0.1)     # of clip_signal, where the samples are fresh
 
 
 def write_picture(runs, output=None):
@@ -23,14 +24,24 @@ def write_picture(runs, output=None):
 
 
 def draw(runs):
-    """The figure of {run: metrics records}, with a color per run."""
+    """The figure of {run: metrics records}, with a color per run. The reward and the pass rate are
+    one panel where they are the same."""
+    titles = {metric: metric for metric in CURVES}
+    if all(r["reward"] == r["pass_rate"] for records in runs.values() for r in records):
+        titles["reward"] += ", " + titles.pop("pass_rate")
     figure, axes = style.panels(len(CURVES) // 2, 2, height=12)
-    for panel, metric in zip(axes.flat, CURVES):
-        style.label(panel, metric, "rollout batch", "")
+    for panel, (metric, title) in zip(axes.flat, titles.items()):
+        style.label(panel, title, "rollout batch", "")
         for run, records in runs.items():
             panel.plot([r["step"] for r in records], [r[metric] for r in records], label=run)
         if metric in LOGARITHMIC:
             panel.set_yscale("log")
+        if metric == "clip_signal":
+            panel.axhspan(*WINDOW, color=style.GREEN, alpha=0.2)
+            panel.annotate("window, for fresh samples", (0.99, WINDOW[1]), ha="right", va="bottom",
+                           xycoords=("axes fraction", "data"), fontsize=9)
+    for panel in axes.flat[len(titles):]:
+        panel.remove()
     figure.legend(*axes.flat[0].get_legend_handles_labels(), loc="outside upper left")
     return figure
 
