@@ -1,5 +1,5 @@
 """No flag without an effect: every field of Settings, two values, one tiny run each through
-train.main, and what must differ between the two. A new flag needs an entry.
+train.main, and what must differ between the two.
 python -m pytest tests/run/test_flags.py
 
 Both runs of a flag share all others, and runs are kept, so that the entries share most of their
@@ -308,16 +308,23 @@ def observed(patch, flags, name):
                 folder)
 
 
-def test_every_flag_has_an_entry():
-    """--shard, which needs two processes: tests/parallel/test_distributed.py. --cuda_graphs and
-    --tf32, which need a GPU: tests/speed. --trust_run_code: test_faults.py."""
-    elsewhere = {"shard", "cuda_graphs", "tf32", "trust_run_code"}
-    assert {f.name for f in fields(Settings)} - elsewhere == EFFECTS.keys()
+# --shard needs two processes: tests/parallel/test_distributed.py. --cuda_graphs and --tf32 need a
+# GPU: tests/speed. --trust_run_code: test_faults.py.
+ELSEWHERE = {"shard", "cuda_graphs", "tf32", "trust_run_code"}
 
 
-@pytest.mark.parametrize("flag", EFFECTS)
-def test_a_flag_has_an_effect(flag, run):
-    both, one, other, what = EFFECTS[flag]
+def usual_entry(f):
+    """For a flag without one: its last choice, the other bool or twice the number changes the
+    weights. Where that shows nothing, EFFECTS needs an entry."""
+    other = not f.default if isinstance(f.default, bool) else 2 * f.default or 1
+    return ONE, None, f.metadata.get("choices", [other])[-1], "weights"
+
+
+@pytest.mark.parametrize("f", [f for f in fields(Settings) if f.name not in ELSEWHERE],
+                         ids=lambda f: f.name)
+def test_a_flag_has_an_effect(f, run):
+    flag = f.name
+    both, one, other, what = EFFECTS.get(flag) or usual_entry(f)
     optional = {"peft": "peft", "tensorboard": "tensorboard", "adamw_8bit": "bitsandbytes"}
     for word, package in optional.items():
         if word in f"{both} {flag} {one} {other}":
