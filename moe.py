@@ -7,8 +7,8 @@ are not implemented; a config that asks for them raises ValueError.
 
 Before you change it: the experts' weights are stacked in 3-D tensors, and a rule for "2-D weights"
 (Muon's) reaches 15 % of the default policy's parameters. RL samples, scores and updates in eval
-mode; only the warm-up has `self.training`. After a change the warm-up (plumbing/model/cold_start.py)
-is made again, with a warning if transformers' class now computes another model.
+mode; only in the warm-up is `self.training` true. After a change the warm-up is made again
+(plumbing/model/cold_start.py), with a warning if transformers' class computes another model.
 
 Next: routes.py, on what its routers choose.
 """

@@ -23,7 +23,7 @@ def test_the_warm_up_is_made_again_for_another_router_and_not_for_another_commen
     assert [count - counts[0] for count in counts] == [0, 0, 1]
 
 
-def test_weights_that_transformers_reads_as_another_model_are_noticed(tmp_path, monkeypatch, recwarn):
+def test_weights_that_are_another_model_in_transformers_are_noticed(tmp_path, monkeypatch, recwarn):
     twin = moe.read_twin(models.saved(tmp_path, "tiny_moe"))
     policy = moe.TinyMoE.from_twin(twin)
     cold_start.warn_of_another_model(policy, twin)

@@ -89,8 +89,9 @@ def write_run(folder, groups, ranges=(), **settings):
     curve = {"pass_rate": 0.5, "clip_low": 0.1, "clip_high": 0.2, "log_s_var": 1e-4,
              "flip_rate": None}
     jsonl(folder / "tokens.jsonl", groups)
-    jsonl(folder / "metrics.jsonl", [{"step": group["step"], **curve, **own}
-                                     for group, own in itertools.zip_longest(groups, ranges, fillvalue={})])
+    own = itertools.chain(ranges, itertools.repeat({}))
+    jsonl(folder / "metrics.jsonl",
+          [{"step": group["step"], **curve, **one} for group, one in zip(groups, own)])
     return folder
 
 
