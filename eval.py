@@ -143,11 +143,11 @@ def load(checkpoint, typed):
     """(settings, task, sampler) of a checkpoint: the settings of its run, or the defaults, with
     `typed`, {flag of train.py: value}, in place of theirs."""
     typed = typed | {"model_name_or_path": checkpoint}
-    configs = [read_run(folder) for folder in Path(checkpoint).absolute().parents
-               if (folder / "config.json").exists()]
-    kept = next((config for config in configs if "algorithm" in config), None)   # not a model's
+    runs = [folder for folder in Path(checkpoint).absolute().parents
+            if (folder / "metrics.jsonl").exists()]
     settings = with_defaults(typed)
-    if kept:
+    if runs:
+        kept = read_run(runs[0])
         refuse_code(kept, typed)
         if "dataset_name" in typed:                          # has columns and tests of its own
             kept |= {"columns": [], "test_dataset_name": None}
@@ -155,7 +155,7 @@ def load(checkpoint, typed):
     check_settings(settings)
     settings = resolve(settings)
     task = tasks.prepare_task(settings)
-    if not kept:
+    if not runs:
         print(f"{checkpoint} is not in the folder of a run: the task is {task.name}")
     device = torch.device(find_device_type(settings))
     policy, tokenizer = load_policy(settings, task, device, checkpoint)

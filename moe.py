@@ -7,13 +7,14 @@ are not implemented; a config that asks for them raises ValueError.
 
 Before you change it: the experts' weights are stacked in 3-D tensors, and a rule for "2-D weights"
 (Muon's) reaches 15 % of the default policy's parameters. RL samples, scores and updates in eval
-mode; only in the warm-up is `self.training` true. After a change the warm-up is made again
-(plumbing/model/cold_start.py), with a warning if transformers' class computes another model.
+mode; only in the warm-up is `self.training` true. After a change the warm-up is made again, and
+from_pretrained warns if transformers' class computes another model from the same weights.
 
 Next: routes.py, on what its routers choose.
 """
 
 import sys
+import warnings
 from functools import partial
 
 import torch
@@ -28,6 +29,8 @@ from routes import record_routes
 
 # B sequences of S tokens, N = B·S, width D, H heads of width d, C keys (cached and new);
 # E experts of width M, K of them per token.
+
+CLOSE = 1e-3        # largest rounding error of a logit in float32
 
 
 class Attention(nn.Module):
@@ -275,33 +278,30 @@ class TinyMoE(nn.Module):
     @classmethod
     def from_pretrained(cls, directory):
         """Read a Qwen3-MoE checkpoint, written by this class or by transformers, in the precision
-        it was saved in. Raises what read_twin raises."""
-        return cls.from_twin(read_twin(directory))
-
-    @classmethod
-    def from_twin(cls, twin):
-        """The TinyMoE that shares the weights of a Qwen3MoeForCausalLM."""
+        it was saved in. Raises OSError if there is no checkpoint; ValueError for another
+        architecture and for missing, unexpected or misshapen weights, because none of them is
+        filled with random numbers. Warns if transformers' class has other logits in float32."""
+        check_config(AutoConfig.from_pretrained(directory))
+        twin, loading = Qwen3MoeForCausalLM.from_pretrained(
+            directory, dtype="auto", use_safetensors=True, ignore_mismatched_sizes=True,
+            output_loading_info=True)
+        for kind, keys in loading.items():  # missing_keys, unexpected_keys, mismatched_keys, ...
+            if keys:
+                raise ValueError(f"{directory}: the weights do not fit config.json: {len(keys)} "
+                                 f"{kind}, for example {sorted(keys)[0]}")
         with torch.device("meta"):
             model = cls(twin.config)
         model.load_state_dict(twin.state_dict(), assign=True)
         model.tie_weights()
         model.generation_config = twin.generation_config  # has all tokens that end a response
+        ids = torch.arange(8)[None]                                                 # [1, S]
+        with torch.no_grad():
+            errors = (model(ids).logits - twin(ids).logits).abs().amax(-1)          # [1, S]
+        error = errors.median()  # not of a token whose K-th and next expert are equal but rounded
+        if twin.dtype == torch.float32 and error > CLOSE:
+            warnings.warn("moe.py has been changed: checkpoints would load in transformers as "
+                          f"another model, off by {error:.2g} nats")
         return model
-
-
-def read_twin(directory):
-    """Read a checkpoint as transformers' Qwen3MoeForCausalLM. Raises OSError if there is no
-    checkpoint; ValueError for another architecture and for missing, unexpected or misshapen
-    weights, because none of them is filled with random numbers."""
-    check_config(AutoConfig.from_pretrained(directory))
-    twin, loading = Qwen3MoeForCausalLM.from_pretrained(
-        directory, dtype="auto", use_safetensors=True, ignore_mismatched_sizes=True,
-        output_loading_info=True)
-    for kind, keys in loading.items():  # missing_keys, unexpected_keys, mismatched_keys, ...
-        if keys:
-            raise ValueError(f"{directory}: the weights do not fit config.json: {len(keys)} "
-                             f"{kind}, for example {sorted(keys)[0]}")
-    return twin
 
 
 def check_config(config):

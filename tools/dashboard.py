@@ -9,8 +9,8 @@ from pathlib import Path
 from plumbing.refusal import Refusal
 from tools import style
 
-CURVES = ("reward", "pass_rate", "clip_signal", "log_s_var", "log_w_var", "zero_variance_groups",
-          "length", "truncated", "entropy", "grad_norm")
+CURVES = ("reward", "pass_rate", "clip_signal", "log_s_var", "zero_variance_groups", "truncated",
+          "length", "entropy", "grad_norm", "log_w_var", "reward_std")
 LOGARITHMIC = ("log_w_var", "log_s_var", "grad_norm")
 WINDOW = (0.05, 0.1)     # of clip_signal, where the samples are fresh
 
@@ -24,24 +24,19 @@ def write_picture(runs, output=None):
 
 
 def draw(runs):
-    """The figure of {run: metrics records}, with a color per run. The reward and the pass rate are
-    one panel where they are the same."""
-    titles = {metric: metric for metric in CURVES}
-    if all(r["reward"] == r["pass_rate"] for records in runs.values() for r in records):
-        titles["reward"] += ", " + titles.pop("pass_rate")
+    """The figure of {run: metrics records}, with a color per run. The reward is left out where it
+    is the pass rate; else the last of CURVES has no room."""
+    same = all(r["reward"] == r["pass_rate"] for r in sum(runs.values(), []))
     figure, axes = style.panels(len(CURVES) // 2, 2, height=12)
-    for panel, (metric, title) in zip(axes.flat, titles.items()):
-        style.label(panel, title, "rollout batch", "")
+    for panel, metric in zip(axes.flat, CURVES[same:]):
+        style.label(panel, metric, "rollout batch", "")
         for run, records in runs.items():
             panel.plot([r["step"] for r in records], [r[metric] for r in records], label=run)
         if metric in LOGARITHMIC:
             panel.set_yscale("log")
         if metric == "clip_signal":
-            panel.axhspan(*WINDOW, color=style.GREEN, alpha=0.2)
-            panel.annotate("window, for fresh samples", (0.99, WINDOW[1]), ha="right", va="bottom",
-                           xycoords=("axes fraction", "data"), fontsize=9)
-    for panel in axes.flat[len(titles):]:
-        panel.remove()
+            band = panel.axhspan(*WINDOW, alpha=0.2, label="window for fresh samples")
+            panel.legend(handles=[band])
     figure.legend(*axes.flat[0].get_legend_handles_labels(), loc="outside upper left")
     return figure
 

@@ -8,7 +8,6 @@ import pytest
 
 import models
 import moe
-from plumbing.model import cold_start
 
 
 def test_the_warm_up_is_made_again_for_another_router_and_not_for_another_comment(run, monkeypatch):
@@ -24,10 +23,9 @@ def test_the_warm_up_is_made_again_for_another_router_and_not_for_another_commen
 
 
 def test_weights_that_are_another_model_in_transformers_are_noticed(tmp_path, monkeypatch, recwarn):
-    twin = moe.read_twin(models.saved(tmp_path, "tiny_moe"))
-    policy = moe.TinyMoE.from_twin(twin)
-    cold_start.warn_of_another_model(policy, twin)
+    folder = models.saved(tmp_path, "tiny_moe")
+    moe.TinyMoE.from_pretrained(folder)
     assert not recwarn
     monkeypatch.setattr(moe, "rotate", lambda x, cos, sin: x)
     with pytest.warns(UserWarning, match="off by"):
-        cold_start.warn_of_another_model(policy, twin)
+        moe.TinyMoE.from_pretrained(folder)
