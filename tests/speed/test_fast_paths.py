@@ -20,7 +20,7 @@ from test_rollout import PROMPTS, assert_same, every_model, make, responses, rol
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
-import memory  # noqa: E402
+import shapes  # noqa: E402
 import timing  # noqa: E402
 import versus_trl  # noqa: E402
 
@@ -91,13 +91,13 @@ def test_a_run_samples_the_fast_way_unless_it_is_plain(flag, module, unused, run
 def test_the_peak_of_an_update_does_not_hold_the_logits_of_all_tokens(monkeypatch):
     V = 8192
     monkeypatch.setattr("rollout.MAX_LOGITS", 64 * V)
-    model = memory.random_model("qwen2", 16, 1, 2, 2, 16, V, tied=False)
+    model = shapes.random_model("qwen2", 16, 1, 2, 2, 16, V, tied=False)
 
     def peak(T):
-        batch = memory.random_rollout(V, 1, 1, 8, T)
+        batch = shapes.random_rollout(V, 1, 1, 8, T)
         score = lambda: fast_response_logp(model, batch, entropy=False)
         model.zero_grad()
-        return memory.peak_bytes(lambda: score().logp.sum().backward())
+        return timing.peak_bytes(lambda: score().logp.sum().backward())
     more = peak(512) - peak(256)
     assert more < 0.25 * 256 * V * 4, "256 more tokens cost far less than one row of logits each"
 
@@ -123,8 +123,8 @@ def test_both_sides_of_the_benchmark_have_the_same_log_probs():
     """TRL's trainer as the benchmark sets it up, on completions that it sampled. Its loss:
     tests/concepts/test_losses_against_trl.py."""
     pytest.importorskip("trl", reason="pip install trl==1.16.0")
-    case = versus_trl.Case("", tokens=8, flags="--prompts_per_step 4 --num_generations 4 "
-                                               "--steps_per_generation 2")
+    case = versus_trl.Case("", tokens=8, prompt=8, model="", flags="--prompts_per_step 4 "
+                           "--num_generations 4 --steps_per_generation 2")
     args, task, folder = versus_trl.prepare(case)
     ours = versus_trl.Ours(args, task, folder)
     trainer = versus_trl.Trl(args, task, folder).trainer

@@ -63,16 +63,8 @@ def test_a_run_on_a_gpu(run):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [
-    "--cpu", pytest.param("--pretend", marks=pytest.mark.skipif(
-        not shutil.which("g++"), reason="the simulated GPU needs g++"))])
-def test_the_report_of_a_gpu_has_every_step_or_says_why_not(kind, tmp_path):
+def test_the_report_of_a_gpu_has_every_recipe(tmp_path):
     file = tmp_path / "gpu.json"
-    done = python(HERE.parent / "benchmarks/gpu.py", kind, "--json", file, cwd=tmp_path)
-    found = read_json(file)
-    skipped = {name for name, part in found.items() if "skipped" in str(part)}
-    assert skipped <= {"tests", "decoding", "peaks", "vllm"}, found
-    assert "FAILED" not in done.stdout and found["resume"] is True
-    report = done.stdout.split("```")[1].strip().splitlines()
-    assert len(report) <= 40 and report[0].startswith("device")
-    assert found["recipes"]["gsm8k-24gb"]["tokens_per_second"] > 0
+    python(HERE.parent / "benchmarks/gpu.py", "--cpu", "--json", file, cwd=tmp_path)
+    for name, tried in read_json(file)["recipes"].items():
+        assert tried["tokens_per_second"] > 0, (name, tried)
