@@ -55,18 +55,12 @@ clip_signal} with GRPO. `clip_low`
 at 24 digits is {toy level GRPO 24 at .05} with GRPO, {toy level paper 24 at .05} with the paper's
 range and {toy level w, paper's drops 24 at .05} with w and
 
-*In the transformer* ({seeds rule: GSPO against GRPO} seeds, one rate; mean pass rate of twenty
-batches): GRPO {mean rule: GRPO: mean}, GSPO {mean rule: GSPO: mean}, w with its drops {mean rule:
-w, GSPO's drops: mean}, w with as many drops at random {mean rule: w, random drops: mean}. The
-weight is level: {rule: weight: GSPO against w with GSPO's drops}. All three that
+mean pass rate of twenty batches): GRPO {mean rule: GRPO: mean}, GSPO {mean rule: GSPO: mean}, w
+with its drops {mean rule: w, GSPO's drops: mean}, w with as many drops at random {mean rule: w,
+random drops: mean}. The weight is level: {rule: weight: GSPO against w with GSPO's drops}. Leaving
 
-bias of s is {toy bias s 240 usual} of |∇J|, that of no ratio {toy bias no ratio 240 usual}, of w
-{toy bias w 240 usual}. Clips add more: w with GRPO's has {toy bias w, clip .2 240 usual}, s with
-the paper's {toy bias s, paper 240 usual}. **After a usual step of the toy s is as biased as no
-ratio at all; what GSPO has is a rule for what to leave out.** Where the policies are far apart
-the weight counts, too: in the transformer with an int3 sampler (coarsely rounded weights) s is
-ahead of w with the same drops, by {mean controls: weight: wide against w with its drops, int3};
-so it is
+s is as biased as no ratio, {toy bias s 240 usual} of |∇J| at 240 digits, w {toy bias w 240 usual}.
+*As
 
 In the transformer {percent likelihood: own} of the responses and {percent likelihood:
 own_distinct} of the distinct
@@ -84,21 +78,20 @@ range ten times as wide does the same: it drops {toy share ×10 24 at .05} and i
 | 800 | {toy epsilon 800 .05} | {toy best share 800 .05} |
 
 ahead of the paper's, {lengths: mid against the paper's range, over three lengths}, and level with
-GRPO. Here length did not rescue the paper's range: at the longest it still dropped {mean lengths:
-GSPO, 110 tokens: clip_signal}.
+GRPO.
 
 over the batches is {toy level paper 24 own} at rate {toy rate paper 24}, GRPO's {toy level GRPO
 24 own} at {toy rate GRPO 24}. Wide has {toy level wide 24 own} (other seeds than
 
-range is behind, {own_rate: GSPO against GRPO, 21 tokens} at 21 tokens and {own_rate: GSPO against
-GRPO, 61 tokens} at 61. Wide
+it is, too, {own_rate: GSPO against GRPO, 21 tokens} at 21 tokens and {own_rate: GSPO against GRPO,
+61 tokens} at 61. Above
 
 more: held-out pass@1 is {mean offpolicy: before: large steps} before, and at the end {other
 offpolicy: wide against GRPO, pass@1 at the end} with GRPO, {level offpolicy: wide against GRPO,
 pass@1 at the end} with wide and {level offpolicy: the paper's range against GRPO, pass@1 at the
 end} with the paper's range (32 seeds). As many samples in usual steps give {other offpolicy: GSPO
-against GRPO, usual steps, pass@1 at the end} with GRPO. With neither clipped, GSPO is behind
-GRPO, {mean offpolicy: without a clip: GSPO against GRPO, pass@1 at the end}. </details>
+against GRPO, usual steps, pass@1 at the end} with GRPO. With neither clipped, GSPO is
+{offpolicy: without a clip: GSPO against GRPO} from GRPO in
 
 games at the end: {turns: GSPO wide: more games won at the end} with wide, {turns: GSPO: more
 games won at the end} with the paper's
@@ -131,43 +124,46 @@ clips}.
 
 Without its clip GSPO changes by {offpolicy: without its clip: GSPO} in the pass rate
 
-([paper], §5.2). {percent likelihood: own} of what leaves GSPO's range had moved in its own advantage's
-direction, {percent likelihood: permuted_likelihood} among responses as likely, {percent likelihood:
-permuted} by chance
+([paper], §5.2). {percent likelihood: own} of what leaves GSPO's range had moved in its own
+advantage's direction, {percent likelihood: permuted_likelihood} among responses as likely,
+{percent likelihood: permuted} by chance
 
-In `collapse` {collapsed collapse: GSPO} of its runs do, and {collapsed collapse: GRPO} of GRPO's: GSPO
-ends {final collapse: GSPO} above.
+In `collapse` {collapsed collapse: GSPO} of its runs do, and {collapsed collapse: GRPO} of GRPO's:
+GSPO ends {final collapse: GSPO} above.
 """,
 "docs/evidence.md": """
-`fair` {line fair}; `weight` {line weight}; `controls_final` {line controls_final}; `pretrained` {line
-pretrained}. Until
+`fair` {line fair}; `weight` {line weight}; `controls_final` {line controls_final}; `pretrained`
+{line pretrained}. Until
 
-twenty batches) s and w are level, {rule: weight: GSPO against w with GSPO's drops}, and what costs is
-dropping .4: GSPO {rule: GSPO against GRPO}. That cost is early: held out at the end GSPO is {after rule:
-GSPO, 21 tokens, 4e-4, 12 seeds}, and as many random drops {after rule: w, random drops, 21 tokens, 4e-4,
-12 seeds}. *Without
+twenty batches) s and w are level, {rule: weight: GSPO against w with GSPO's drops}, and what
+costs is dropping .4: GSPO {rule: GSPO against GRPO}. That cost is early: held out at the end GSPO
+is {after rule: GSPO, 21 tokens, 4e-4, 12 seeds}, and as many random drops {after rule: w, random
+drops, 21 tokens, 4e-4, 12 seeds}. *Without
 
-mid with .08 is {lengths: GSPO mid against GRPO, 61 tokens} and {lengths: GSPO mid against GRPO, 110
-tokens} from GRPO, the paper's range with .3 {mean lengths: GSPO against GRPO, 61 tokens} and {mean
-lengths: GSPO against GRPO, 110 tokens}, wide with .04 and .02 {mean lengths: GSPO wide against GRPO, 61
-tokens} and {mean lengths: GSPO wide against GRPO, 110 tokens}.
+mid with .08 is {lengths: GSPO mid against GRPO, 61 tokens} and {lengths: GSPO mid against GRPO,
+110 tokens} from GRPO, the paper's range with .3 {mean lengths: GSPO against GRPO, 61 tokens} and
+{mean lengths: GSPO against GRPO, 110 tokens}, wide with .04 and .02 {mean lengths: GSPO wide
+against GRPO, 61 tokens} and {mean lengths: GSPO wide against GRPO, 110 tokens}.
 
 1; held out at the end {after own_rate: GSPO, 61 8e-4}. A GRPO
 
-wide is ahead of GRPO, {after controls: GSPO wide, 8 batches old} with samples 8 batches old, {after
-controls: GSPO wide, int3} with an int3 sampler; s − w with wide's drops is {after controls: GSPO wide -
-w, wide's drops, 8 batches old} and {after controls: GSPO wide - w, wide's drops, int3}, undecided.
+wide is ahead of GRPO, {after controls: GSPO wide, 8 batches old} with samples 8 batches old,
+{after controls: GSPO wide, int3} with an int3 sampler; s − w with wide's drops is {after
+controls: GSPO wide - w, wide's drops, 8 batches old} and {after controls: GSPO wide - w, wide's
+drops, int3}, undecided.
 
-pass@1 is {mean offpolicy: before: large steps} before and at the end {other offpolicy: wide against
-GRPO, pass@1 at the end} with GRPO, {level offpolicy: the paper's range against GRPO, pass@1 at the end}
-with the paper's range, {level offpolicy: wide against GRPO, pass@1 at the end} with wide (usual steps:
-{other offpolicy: GSPO wide against GRPO, usual steps, pass@1 at the end}). Collapsed: {above offpolicy:
-collapsed: GRPO}, {above offpolicy: collapsed: GSPO} and {above offpolicy: collapsed: GSPO wide}.
+pass@1 is {mean offpolicy: before: large steps} before and at the end {other offpolicy: wide
+against GRPO, pass@1 at the end} with GRPO, {level offpolicy: the paper's range against GRPO,
+pass@1 at the end} with the paper's range, {level offpolicy: wide against GRPO, pass@1 at the end}
+with wide (usual steps: {other offpolicy: GSPO wide against GRPO, usual steps, pass@1 at the
+end}). Collapsed: {above offpolicy: collapsed: GRPO}, {above offpolicy: collapsed: GSPO} and
+{above offpolicy: collapsed: GSPO wide}.
 
-Wide minus w with its drops is {offpolicy: the weight: wide against dropped by s}, minus a GRPO that
-clips as many {offpolicy: the same share: wide against narrow GRPO}; both p {holm offpolicy: the same
-share: wide against narrow GRPO} by Holm: undecided. Without any clip {above offpolicy: collapsed: GSPO no
-clip} runs of GSPO collapse and {above offpolicy: collapsed: GRPO no clip} of GRPO.
+Wide minus w with its drops is {offpolicy: the weight: wide against dropped by s}, minus a GRPO
+that clips as many {offpolicy: the same share: wide against narrow GRPO}; both p {holm offpolicy:
+the same share: wide against narrow GRPO} by Holm: undecided. Without any clip {above offpolicy:
+collapsed: GSPO no clip} runs of GSPO collapse and {above offpolicy: collapsed: GRPO no clip} of
+GRPO.
 
 prompts it does not lead at 240 digits and rate .05, {toy 64 paper 240 at .05}.
 
@@ -175,26 +171,27 @@ with .05 GRPO gains {toy g GRPO .05 24} at 24 digits, with .02 {toy g GRPO .02 2
 
 digits it is {toy w against s 24 own} from it
 
-**The best ε** is {toy epsilon 24 .05} to {toy epsilon 240 .2} σ and drops {toy best share 240 .05} to
-{toy best share 80 .2}.
+**The best ε** is {toy epsilon 24 .05} to {toy epsilon 240 .2} σ and drops {toy best share 240
+.05} to {toy best share 80 .2}.
 
 means over batches): the paper's range {own_rate: GSPO against GRPO, 21 tokens} at 21 tokens and
-{own_rate: GSPO against GRPO, 61 tokens} at 61, in the last four batches {last4 own_rate: GSPO, 21 tokens,
-own rate 4e-4} and {last4 own_rate: GSPO, 61 tokens, own rate 2e-4}; held out undecided. Mid {own_rate:
-GSPO mid against GRPO, 21 tokens} and {own_rate: GSPO mid against GRPO, 61 tokens}. Filter
+{own_rate: GSPO against GRPO, 61 tokens} at 61, in the last four batches {last4 own_rate: GSPO, 21
+tokens, own rate 4e-4} and {last4 own_rate: GSPO, 61 tokens, own rate 2e-4}; held out undecided.
+Mid {own_rate: GSPO mid against GRPO, 21 tokens} and {own_rate: GSPO mid against GRPO, 61 tokens}.
+Filter
 
 of 16 experts, 32 seeds): the paper's range {depth: GSPO against GRPO, 2.8e-4}, undecided
 
-GRPO collapses in {collapsed collapse: GRPO} runs, GSPO in {collapsed collapse: GSPO}, wide in {collapsed
-collapse: GSPO wide}; routing replay, {collapse: replay repairs it}, undecided.
+GRPO collapses in {collapsed collapse: GRPO} runs, GSPO in {collapsed collapse: GSPO}, wide in
+{collapsed collapse: GSPO wide}; routing replay, {collapse: replay repairs it}, undecided.
 
 than one per response, GRPO {turns: GRPO: more games won at the end}.
 
-held-out reward, wide against GRPO {counting: GSPO wide is ahead of GRPO}; its pass@1 {final counting:
-pass@1 wide}.
+held-out reward, wide against GRPO {counting: GSPO wide is ahead of GRPO}; its pass@1 {final
+counting: pass@1 wide}.
 
-outside the paper's range {percent neighbours: GSPO: own} had moved their own way, {percent neighbours:
-GSPO: own_permuted} by chance
+outside the paper's range {percent neighbours: GSPO: own} had moved their own way, {percent
+neighbours: GSPO: own_permuted} by chance
 
 """,
 "docs/speed.md": """
