@@ -24,6 +24,7 @@ A test checks that the pages are what this writes.
 """
 
 import argparse
+import itertools
 import json
 import re
 import sys
@@ -68,7 +69,7 @@ def texts():
                       for which, level in zip(("level", "other"), number["levels"])}
     names |= {f"line {name}": line for name, line in found["lines"].items()}
     names |= {f"compared {name}": compared(name, found) for name in NEW}
-    names |= {"decides": decides(found), "rates": usable_rates(numbers)}
+    names |= {"decides": decides(found), "rates": usable_rates(found)}
     toy = toy_rules.texts(json.loads(toy_rules.RESULTS.read_text(encoding="utf-8")))
     names |= toy | {"toy lengths": toy_lengths(toy)}
     for file in sorted((ROOT / "experiments/results").glob("*.json")):
@@ -182,20 +183,21 @@ def decides(found):
     return table(("situation", "arms", "share", "ε/σ", "final", "speed"), *rows)
 
 
-def usable_rates(numbers):
-    """Final pass@1 of the choosing seeds at each rate, and how many runs of four collapsed."""
+def usable_rates(found):
+    """What the choosing seeds of `fair` reach at each rate."""
+    seen = Seen("fair", found)
     rows = []
-    for length in ("21", "61"):
-        for arm in FAIR_ARMS:
-            cells = []
-            for rate in FAIR_RATES:
-                final, collapsed = (numbers[f"fair: choosing: {arm}, {length} {rate}: {figure}"]
-                                    for figure in ("after", "collapsed"))
-                cells.append("–" if final["mean"] is None else f"{final['mean']:.3f} "
-                             f"({collapsed['mean'] * collapsed['seeds']:.0f}"
-                             f" of {collapsed['seeds']})")
-            rows.append((f"{arm}, {length} tokens", *cells))
-    return table(("final pass@1 (collapsed)", *FAIR_RATES), *rows)
+    for length, arm in itertools.product(("21", "61"), FAIR_ARMS):
+        cells = []
+        for setting in (f"{length} {rate}" for rate in FAIR_RATES):
+            collapsed = seen.numbers[f"{arm}@{setting}:collapsed"]
+            cells.append("–" if collapsed["mean"] is None else
+                         f"{seen.show(arm, setting, 'after')} "
+                         f"({collapsed['mean'] * collapsed['seeds']:.0f} of {collapsed['seeds']}; "
+                         f"{seen.show(arm, setting, 'clip_signal', 2)}; "
+                         f"{seen.narrow(arm, setting)})")
+        rows.append((f"{arm}, {length} tokens", *cells))
+    return table(("final pass@1 (collapsed; share; ε/σ)", *FAIR_RATES), *rows)
 
 
 def toy_lengths(toy):

@@ -138,7 +138,10 @@ GSPO ends {final collapse: GSPO} above.
 twenty batches) s and w are level, {rule: weight: GSPO against w with GSPO's drops}, and what
 costs is dropping .4: GSPO {rule: GSPO against GRPO}. That cost is early: held out at the end GSPO
 is {after rule: GSPO, 21 tokens, 4e-4, 12 seeds}, and as many random drops {after rule: w, random
-drops, 21 tokens, 4e-4, 12 seeds}. *Without
+drops, 21 tokens, 4e-4, 12 seeds}. *Without a clip* (`weight`, 61 tokens, 2e-4, speed) s − w is
+{weight: s, no clip against w, no clip, 61 2e-4: speed}; with s only where Â < 0 it is {weight: s
+where wrong against w, no clip, 61 2e-4: speed (not primary)}, only where Â > 0 {weight: s where
+right against w, no clip, 61 2e-4: speed (not primary)}.
 
 mid with .08 is {lengths: GSPO mid against GRPO, 61 tokens} and {lengths: GSPO mid against GRPO,
 110 tokens} from GRPO, the paper's range with .3 {mean lengths: GSPO against GRPO, 61 tokens} and
@@ -152,15 +155,11 @@ wide is ahead of GRPO, {after controls: GSPO wide, 8 batches old} with samples 8
 controls: GSPO wide - w, wide's drops, 8 batches old} and {after controls: GSPO wide - w, wide's
 drops, int3}, undecided.
 
-pass@1 is {mean offpolicy: before: large steps} before and at the end {other offpolicy: wide
-against GRPO, pass@1 at the end} with GRPO, {level offpolicy: the paper's range against GRPO,
-pass@1 at the end} with the paper's range, {level offpolicy: wide against GRPO, pass@1 at the end}
-with wide (usual steps: {other offpolicy: GSPO wide against GRPO, usual steps, pass@1 at the
-end}). Collapsed: {above offpolicy: collapsed: GRPO}, {above offpolicy: collapsed: GSPO} and
-{above offpolicy: collapsed: GSPO wide}.
+Collapsed: GRPO {above offpolicy: collapsed: GRPO}, the paper's range {above offpolicy: collapsed:
+GSPO}, wide {above offpolicy: collapsed: GSPO wide}.
 
 Wide minus w with its drops is {offpolicy: the weight: wide against dropped by s}, minus a GRPO
-that clips as many {offpolicy: the same share: wide against narrow GRPO}; both p {holm offpolicy:
+with 3e-4 and 4e-4 {offpolicy: the same share: wide against narrow GRPO}; both p {holm offpolicy:
 the same share: wide against narrow GRPO} by Holm: undecided. Without any clip {above offpolicy:
 collapsed: GSPO no clip} runs of GSPO collapse and {above offpolicy: collapsed: GRPO no clip} of
 GRPO.
@@ -185,14 +184,8 @@ of 16 experts, 32 seeds): the paper's range {depth: GSPO against GRPO, 2.8e-4}, 
 GRPO collapses in {collapsed collapse: GRPO} runs, GSPO in {collapsed collapse: GSPO}, wide in
 {collapsed collapse: GSPO wide}; routing replay, {collapse: replay repairs it}, undecided.
 
-than one per response, GRPO {turns: GRPO: more games won at the end}.
-
 held-out reward, wide against GRPO {counting: GSPO wide is ahead of GRPO}; its pass@1 {final
 counting: pass@1 wide}.
-
-outside the paper's range {percent neighbours: GSPO: own} had moved their own way, {percent
-neighbours: GSPO: own_permuted} by chance
-
 """,
 "docs/speed.md": """
 It is {gpu-share} times what
