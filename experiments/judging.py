@@ -189,7 +189,7 @@ def print_verdict(question, runs, found, line):
                                for words in part.settings.split(", ") if words.startswith("best")):
         for variant in () if " of " in words else question.variants:
             chosen, = resolve_settings(question, runs, variant, words)
-            print(f"  chosen    {variant}: {chosen or 'not yet'}")
+            print(f"  {words}, {variant}: {chosen or 'not yet'}")
     for rule, number in found.items():
         shown = ("" if number["mean"] is None else "{} [{}, {}] ({} seeds)".format(
             *(number["form"].format(number[key]) for key in ("mean", "low", "high")),

@@ -119,12 +119,12 @@ def test_sides_take_turns_and_the_first_round_does_not_count():
 
 
 @pytest.mark.slow
-def test_both_sides_of_the_benchmark_have_the_same_log_probs():
+def test_both_sides_of_the_benchmark_have_the_same_log_probs(cold_start):
     """TRL's trainer as the benchmark sets it up, on completions that it sampled. Its loss:
     tests/concepts/test_losses_against_trl.py."""
     pytest.importorskip("trl", reason="pip install trl==1.16.0")
-    case = versus_trl.Case("", tokens=8, prompt=8, model="", flags="--prompts_per_step 4 "
-                           "--num_generations 4 --steps_per_generation 2")
+    flags = "--prompts_per_step 4 --num_generations 4 --steps_per_generation 2"
+    case = versus_trl.Case("", tokens=8, prompt=8, model=str(cold_start), flags=flags)
     args, task, folder = versus_trl.prepare(case)
     ours = versus_trl.Ours(args, task, folder)
     trainer = versus_trl.Trl(args, task, folder).trainer
