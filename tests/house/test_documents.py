@@ -23,7 +23,7 @@ CODE = PROGRAM | ABOVE
 every_document = pytest.mark.parametrize("name", DOCUMENTS)
 
 # flags of torchrun, pip and Chromium, and what stands for any flag
-OTHERS = {*"""help nproc_per_node no-deps logdir index-url headless no-sandbox hide-scrollbars
+OTHERS = {*"""help nproc_per_node no-deps exclude index-url headless no-sandbox hide-scrollbars
     flag name imitation_coef quantile format no_chat_template clip drift flips game""".split()}
 
 
