@@ -12,7 +12,6 @@ from plumbing.data.datafiles import Problem
 from plumbing.data.running_sum import builtin_tokenizer
 from plumbing.data.task import Task, encode_prompt
 from plumbing.data.tasks import prepare_task
-from plumbing.refusal import Refusal
 from session.arguments import parse
 from tiny_run import jsonl, write
 
@@ -108,10 +107,3 @@ def test_a_file_with_a_byte_order_mark_is_read_without_it(rows):
     task = prepare_task(parse((EXACT + "--prompt_template @shots.txt --system_prompt @shots.txt"
                                ).split()))
     assert task.prompt_template == task.system_prompt == "1+2=3\n{prompt}"
-
-
-@pytest.mark.parametrize("line, words", [
-    ("--prompt_template Q:", "must contain {prompt}"), ("--system_prompt @no.txt", "no.txt")])
-def test_a_text_that_cannot_be_used_is_refused(line, words, rows):
-    with pytest.raises(Refusal, match=words):
-        prepare_task(parse((EXACT + line).split()))

@@ -167,10 +167,3 @@ def test_a_reward_that_cannot_work_is_refused_in_one_line(source, verifier, word
     with pytest.raises(Refusal, match=words) as refusal:
         load_task("rows.jsonl", verifier=verifier, verifier_timeout=2.0)
     assert "\n" not in str(refusal.value)
-
-
-def test_a_readers_bug_keeps_its_traceback(own):
-    """Where the file is loaded, at its line."""
-    with pytest.raises(ZeroDivisionError) as error:
-        own("1 // 0\n")
-    assert error.traceback[-1].path.name == "mine.py"

@@ -16,8 +16,6 @@ import pytest
 import train
 from features import FEATURES
 from features.feature import flag
-from plumbing.refusal import Refusal
-from session import arguments
 from tiny_run import TINY, chance, differences, flags, program, python, write
 
 
@@ -145,13 +143,3 @@ def test_a_condition_may_name_a_flag_that_is_not_there():
     from session.checks import is_met
     assert not any(is_met(SimpleNamespace(steps=1), words) for words in ("gone", "gone=1"))
     assert flag(0.0, "help", needs="gone").metadata["needs"] == {"gone": ""}
-
-
-@pytest.mark.parametrize("line", ["--lam 0.9", "--lora_r 8", "--kl_estimator k1",
-                                  "--vllm_gpu_memory_utilization 0.5", "--max_turns 2",
-                                  "--advantage turn_returns --algorithm gspo_token"])
-def test_a_flag_whose_feature_is_off_is_refused(line):
-    flag, value, *_ = line.split()
-    with pytest.raises(Refusal, match=f"^{flag} {value} needs --"):
-        arguments.parse(line.split())
-    arguments.parse("--algorithm ppo --lam 0.9".split())

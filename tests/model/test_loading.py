@@ -1,6 +1,7 @@
 """Checkpoints as users have them: what loads is trained rightly, what does not is refused in one
 line (plumbing/model/policy.py, chat.py). python -m pytest tests/model/test_loading.py"""
 
+import json
 import os
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import train
 from models import CHATML, chat_tokenizer
 from plumbing.model import policy
 from plumbing.refusal import Refusal
-from tiny_run import SUMS, jsonl, read_json
+from tiny_run import SUMS, jsonl, read_json, write
 
 ROWS = "--model_name_or_path model --dataset_name rows.jsonl --verifier exact "
 
@@ -88,6 +89,8 @@ CAUSES = {  # (what is done to the checkpoint, what the line says)
     "nothing there": (lambda: Path("model").rename("elsewhere"), "model cannot be loaded: "),
     "cut off": (lambda: os.truncate("model/model.safetensors", 5000), "cannot be loaded: "),
     "pickled": (pickled, "cannot be loaded: .*safetensors"),
+    "code of its own": (lambda: write("model/config.json", json.dumps(
+        {"model_type": "mine", "auto_map": {"AutoConfig": "mine.Config"}})), "cannot be loaded: "),
     "no tokenizer": (lambda: Path("model/tokenizer.json").unlink(), "cannot be loaded: "),
     "a weight": (without_a_weight, "its weights lack model.layers.1.mlp.up_proj.weight")}
 

@@ -163,14 +163,6 @@ def test_the_kind_of_module_that_trains_and_ddp_is_freed_before_the_process_grou
         assert (home / f"alive-{rank}").read_text(encoding="utf-8") == f"['{kind}'] 0"
 
 
-def test_bad_argument_is_one_line_per_process(home):
-    said = torchrun(home, "--prompts_per_step 6 --output_dir refused", code=1).stderr.splitlines()
-    assert ("--prompts_per_step 6 / --steps_per_generation 2 prompts per mini-batch cannot be "
-            "divided equally among 2 processes") in said
-    assert not (home / "refused").exists() and not any(
-        f'File "{TRAIN}' in line for line in said)
-
-
 def test_folder_that_holds_a_run_is_refused_by_all(home):
     said = torchrun(home, "--output_dir gspo", code=1).stderr
     assert said.count("holds a run") == 2 and f'File "{TRAIN}' not in said

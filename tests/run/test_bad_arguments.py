@@ -2,21 +2,18 @@
 right; nothing is left behind (tests/conftest.py: refused). A value equal to the default never is
 bad. Rows of data: tests/data. python -m pytest tests/run/test_bad_arguments.py"""
 
-import json
 import re
-import shutil
 from dataclasses import fields
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 import eval
 import models
 from plumbing.parallel import processes
 from session.arguments import ALGORITHMS, Settings, make_parser, parse
-from tiny_run import TRAIN, python, read_json, write
+from tiny_run import TRAIN, python, write
 
 MODEL = "--model_name_or_path m"
 DATA = f"{MODEL} --dataset_name rows.jsonl"
@@ -95,6 +92,7 @@ REFUSED = {
     f"{DATA} --verifier nowhere.py:judge": "nowhere.py",
     "--verifier_timeout 5": f"--verifier_timeout 5.0 {OWN_DATA}",
     f"{DATA} --system_prompt @nowhere.txt": "No such file … nowhere.txt",
+    f"{DATA} --verifier exact --prompt_template Q:": "--prompt_template Q: … contain {prompt}",
     "--environment mine.py:Play --stage2_step 3": "--stage2_step 3 … one source of rows",
     f"{DATA} --environment mine.py:Play --shard": "--environment mine.py:Play … --shard",
     "--stage2_dataset_name rows.jsonl --stage2_step 3": "--stage2_dataset_name … dataset_name",
@@ -189,43 +187,6 @@ def test_a_clip_range_of_tokens_is_noted_where_a_response_is_clipped(line, warne
 def test_a_prompt_that_is_too_long(cold_start, refused):
     said = refused("--max_prompt_length 3 --eval_samples 1 --model_name_or_path", cold_start)
     assert "4 tokens" in said and "between 1 and 3" in said
-
-
-@pytest.fixture
-def model(cold_start, refused):
-    return Path(shutil.copytree(cold_start, "model"))
-
-
-def config(model, **changes):
-    path = model / "config.json"
-    write(path, json.dumps(read_json(path) | changes))
-
-
-def without_a_weight(model):
-    weights = load_file(model / "model.safetensors")
-    weights.pop("model.layers.0.self_attn.q_proj.weight")
-    save_file(weights, model / "model.safetensors", {"format": "pt"})
-
-
-def cut(model):
-    file = model / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:5000])
-
-
-EVIL = {"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"}
-
-
-@pytest.mark.parametrize("damage, words", [
-    (shutil.rmtree, "model"),
-    (lambda model: write(model / "config.json", "{broken"), "cannot be loaded"),
-    (lambda model: config(model, model_type="nonsense"), "nonsense"),
-    (lambda model: config(model, model_type="nonsense", auto_map=EVIL), ""),
-    (without_a_weight, "q_proj"),
-    (cut, "cannot be loaded")])
-def test_model_folders(damage, words, model, refused):
-    damage(model)
-    said = refused("--model_name_or_path ./model")
-    assert "./model" in said and words in said
 
 
 def test_a_dense_model_where_routers_are_needed(refused):
