@@ -270,7 +270,6 @@ def patch():
     torch.tensor = tensor
     sdpa = functools.partial(attention, F.scaled_dot_product_attention)
     F.scaled_dot_product_attention = torch._C._nn.scaled_dot_product_attention = sdpa
-    torch.rms_norm = functools.partial(rms_norm, torch.rms_norm)
 
 
 def apply(module, fn, recurse=True):
@@ -325,16 +324,6 @@ def attention(plain, query, key, value, attn_mask=None, dropout_p=0.0, is_causal
     mask = () if attn_mask is None else (attn_mask,)
     with torch.autocast("cuda", enabled=False):
         return Kernel.apply(query, key, value, *mask)
-
-
-def rms_norm(plain, input, normalized_shape, weight=None, eps=None):
-    if not on_gpu(input) or weight is None:
-        return plain(input, normalized_shape, weight, eps)
-    if torch.is_autocast_enabled("cuda"):                    # in autocast's list of float32
-        input, weight = input.float(), weight.float()
-    if input.dtype != weight.dtype:
-        return plain(input, normalized_shape, weight, eps)
-    return Kernel.apply(input, weight)
 
 
 gpu = Gpu()
