@@ -6,20 +6,22 @@ recorded while sampling, and the sampler itself for what the trainer then takes.
 """
 
 import copy
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from features.routing_replay import RecordingSampler
+from features.routing_replay import RecordingSampler, recorded_routes
 from plumbing.data.running_sum import builtin_tokenizer
 from session import metrics as run_metrics
 from plumbing.speed import fast
-from plumbing.speed.rollouts import concat, select_response_routes
+from plumbing.speed.rollouts import concat, join_routes, select_response_routes
 from rollout import Sampler
 from rollout import response_logp as plain_logp
 from routes import record_routes
+from test_rollout import uniforms
 from test_routes import make, moved
 from tiny_run import read_json
 from session.learner import forced
@@ -94,6 +96,30 @@ def test_routes_are_cut_and_joined_with_their_rollout():
         assert torch.equal(replayed(model, part)[1], chosen(sampler, part))
     joined = concat([sampled(sampler, prompts=p) for p in (SHARED, SHARED[::-1])])
     assert torch.equal(replayed(model, joined)[1], chosen(sampler, joined))
+
+
+@pytest.mark.parametrize("width", [0, 2, 4])                # 4: as wide as the rest of the prompts
+def test_routes_of_scoring_serve_every_mini_batch(width):
+    """In chunks of whole prompts; a prefix of all of them is recorded once."""
+    model, found = make(), []
+    prompts = ["1+9+"[:width] + tail for tail in ("3+8=", "7+=", "2=")]
+    part = fast.fast_sample(model, builtin_tokenizer(), prompts, 2, 5, uniforms=uniforms(6, 5))
+    part = replace(part, prefix=width)           # so short, the sampler does not use it
+    for rows in (range(4), range(4, 6)):
+        chunk = replace(part.take(torch.tensor(rows)), forced_routes=True)    # a row per response
+        with torch.no_grad(), record_routes(model) as routes:
+            fast.fast_response_logp(model, chunk)
+        found.append(routes)
+    routes = join_routes(found)
+    assert len(routes.passes) == 2 + bool(width)
+    assert torch.equal(own(routes, part), chosen(model, part))
+    whole = select_response_routes(routes, part).indices                            # [L, B, T, K]
+    mini = replace(part, forced_routes=recorded_routes(routes, part))
+    moved(model)
+    for rows in ([4, 5, 0, 1], [4, 5], [0, 1], [5]):         # groups, a part of one
+        cut = mini.take(torch.tensor(rows))
+        want = whole[:, rows][:, cut.mask].sort(-1).values
+        assert torch.equal(replayed(model, cut)[1], want)
 
 
 # ------------------------------------------------------------------------------------- the script

@@ -49,8 +49,7 @@ DENSE = {
         smollm3 seed_oss arcee helium ernie4_5 hunyuan_v1_dense apertus diffllama bitnet persimmon
         jais2 internlm3 gpt_neox biogpt""".split(), {}),
     "qwen2": {"vocab_size": 20}, "youtu": LATENT, "gpt2": GPT2, "gptj": GPT2 | dict(rotary_dim=8),
-    "gpt_bigcode": GPT2, "codegen": GPT2 | dict(n_ctx=256, rotary_dim=8),
-    "opt": dict(ffn_dim=48, word_embed_proj_dim=32), "ctrl": GPT2 | dict(dff=48),
+    "opt": dict(ffn_dim=48, word_embed_proj_dim=32),
     "xglm": dict(d_model=32, num_layers=3, attention_heads=4, ffn_dim=48),
     "falcon": dict(ffn_hidden_size=48, num_kv_heads=2, new_decoder_architecture=True),
     "llama, eager": {}, "gemma, eager": {}, "gpt2, eager": GPT2,
@@ -60,9 +59,7 @@ DENSE = {
 HEADS = {  # something follows the LM head, or stands before it
     "granite": dict(logits_scaling=2.0, embedding_multiplier=1.5, attention_multiplier=0.3),
     "cohere": dict(logit_scale=0.25), "cohere2": WINDOW | dict(logit_scale=0.5),
-    "hyperclovax": dict(logits_scaling=0.5), "minicpm3": LATENT | dict(dim_model_base=16),
     "gemma2": WINDOW | dict(final_logit_softcapping=2.0, attn_logit_softcapping=5.0),
-    "vaultgemma": dict(final_logit_softcapping=2.0), "nanochat": dict(final_logit_softcapping=2.0),
 }
 DISTANCES = {  # attention that depends on more than rotary positions
     "mistral": WINDOW, "ministral": WINDOW, "exaone4": WINDOW, "olmo3": WINDOW,
@@ -78,7 +75,6 @@ MIXTURES = {
     **dict.fromkeys(["gpt_oss", "exaone_moe", "afmoe"], EXPERTS | WINDOW),
     **dict.fromkeys(["deepseek_v2", "deepseek_v3"], EXPERTS | LATENT),
     "granitemoe": EXPERTS | dict(logits_scaling=2.0), "jetmoe": EXPERTS | dict(kv_channels=8),
-    "granitemoeshared": EXPERTS | dict(shared_intermediate_size=16, logits_scaling=2.0),
     "lfm2_moe": EXPERTS | layers("conv", "full", "conv"),
 }
 STATES = {  # with layers whose state cannot be copied for several responses: the plain way

@@ -200,9 +200,3 @@ def test_a_signal_in_a_batch_with_an_evaluation_loses_neither(owner, name, run, 
     records = metrics("run")
     assert [record["step"] for record in records] == [1, 2] and "pass_at_1" in records[1]
     assert run("--resume") == whole
-
-
-def test_old_checkpoints_are_pruned(run, monkeypatch):
-    monkeypatch.setattr(checkpoints, "KEEP", 1)
-    run("--steps 4 --save_steps 1")
-    assert os.listdir("run/checkpoints") == ["step_4"]
