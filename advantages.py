@@ -25,10 +25,8 @@ import inspect
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
-from torch import nn
 
 from ratios import check_per_token, turn_numbers
 
@@ -227,13 +225,13 @@ def reward_turns(turn_rewards, parts, part_weights, mask):
 
 @dataclass(frozen=True)
 class Advantage:
-    function: Callable           # its parameters are named as in INPUTS; others have a default
+    function: Callable           # its parameters name what it reads; others have a default
     per: str                     # "response": it returns [B]; "token": it returns [B, T]
 
     @property
     def reads(self):
-        """The inputs that the function is given: its parameters that stand in INPUTS."""
-        return tuple(x for x in inspect.signature(self.function).parameters if x in INPUTS)
+        """The names of the function's parameters."""
+        return tuple(inspect.signature(self.function).parameters)
 
     @property
     def places_rewards(self):
@@ -241,36 +239,27 @@ class Advantage:
         return bool({"token_rewards", "turn_rewards"} & {*self.reads})
 
 
-class Input(NamedTuple):
-    shape: str                   # of a tensor, "B T"; "" for a number, a list or a word
-    meaning: str
-
-
-INPUTS = {  # what the function of an advantage may read
-    "rewards": Input("B", "the weighted sums of the reward's components; with --use_kl_in_reward "
-                          "minus beta times the sum of kl over the response; NaN if no function "
-                          "graded the response, whose advantage is then 0"),
-    "token_rewards": Input("B T", "the reward of every token: that of the response at its last "
-                                  "token; with --environment that of each turn at its last token; "
-                                  "with --use_kl_in_reward minus beta times kl at every token"),
-    "turn_rewards": Input("B T", "the rewards of the turns, as token_rewards; a run that reads "
-                                 "them needs an --environment"),
-    "parts": Input("B K", "the components of the rewards; with --environment the return first"),
-    "part_weights": Input("", "K numbers, --reward_weights"),
-    "group_size": Input("", "G, --num_generations; at least 2 for an advantage that reads it"),
-    "scale": Input("", "--scale_rewards"),
-    "mask": Input("B T", "the loss tokens, bool"),
-    "old_logp": Input("B T", "log π_old"),
-    "entropy": Input("B T", "the entropy of π_old at every token, in nats; with --old_logp "
-                            "recompute"),
-    "kl": Input("B T", "log π_old - log π_ref, then not in the loss, nor in rewards or "
-                       "token_rewards; only with --beta: give a default"),
-    "beta": Input("", "--beta, as for kl"),
-    "values": Input("B T", "the critic's estimates; a run that reads them trains a critic, on the "
-                           "returns of gae(token_rewards, values, mask), whatever the function "
-                           "makes of advantages"),
-    "lam": Input("", "--lam, the λ of GAE; for an advantage that reads values"),
-}
+# What the function of an advantage may read, beside anything in batch.extras; tensors have a shape:
+#   rewards        [B] the weighted sums of the reward's components; with --use_kl_in_reward minus
+#                  beta times the sum of kl over the response; NaN if no function graded the
+#                  response, whose advantage is then 0
+#   token_rewards  [B, T] the reward of every token: that of the response at its last token; with
+#                  --environment that of each turn at its last token; with --use_kl_in_reward minus
+#                  beta times kl at every token
+#   turn_rewards   [B, T] the rewards of the turns, as token_rewards; needs an --environment
+#   parts          [B, K] the components of the rewards; with --environment the return first
+#   part_weights   K numbers, --reward_weights
+#   group_size     G, --num_generations; at least 2 for an advantage that reads it
+#   scale          --scale_rewards
+#   mask           [B, T] the loss tokens, bool
+#   old_logp       [B, T] log π_old
+#   entropy        [B, T] the entropy of π_old at every token, in nats; --old_logp recompute
+#   kl, beta       [B, T] log π_old - log π_ref, then not in the loss, nor in rewards or
+#                  token_rewards; --beta. Only with --beta: give defaults
+#   values         [B, T] the critic's estimates; a run that reads them trains a critic, on the
+#                  returns of gae(token_rewards, values, mask), whatever the function makes of
+#                  advantages
+#   lam            --lam, the λ of GAE; for an advantage that reads values
 
 ADVANTAGES = {
     "group": Advantage(group_advantages, "response"),
@@ -297,11 +286,11 @@ def find_missing(row, inputs):
 def estimate_advantages(name, rewards, group_size, scale="group", **inputs):
     """The advantages of the row `name` of ADVANTAGES: [B], or [B, T] if every token has its own.
 
-    inputs: what the row reads besides rewards, group_size and scale, by the names of INPUTS;
-    turn_rewards [B, T] are what the turns earned, without weight, and need parts and part_weights.
-    A kl that the row does not read itself is subtracted from the rewards, times beta. Raises
-    ValueError for an input that is missing, and for a function that does not return what its row
-    says."""
+    inputs: what the row reads besides rewards, group_size and scale, by the names of its
+    parameters; turn_rewards [B, T] are what the turns earned, without weight, and need parts and
+    part_weights. A kl that the row does not read itself is subtracted from the rewards, times beta.
+    Raises ValueError for an input that is missing, and for a function that does not return what its
+    row says."""
     row = ADVANTAGES[name]
     if lacks := find_missing(row, inputs):
         raise ValueError(f"advantage {name} reads {', '.join(lacks)}, which is missing")
@@ -329,62 +318,20 @@ def estimate_advantages(name, rewards, group_size, scale="group", **inputs):
     return advantages.float().masked_fill(ungraded, 0.0)
 
 
-# --------------------------------------------------------------------------------- the critic
-
-class ValueHead(nn.Module):
-    """PPO's critic: a linear layer on the hidden states that predict the response tokens,
-    [B, T, D] -> values [B, T]."""
-
-    def __init__(self, hidden_size):
-        super().__init__()
-        self.linear = nn.Linear(hidden_size, 1)
-        for parameter in self.parameters():
-            nn.init.zeros_(parameter)
-
-    def forward(self, hidden):
-        return self.linear(hidden.to(self.linear.weight.dtype)).squeeze(-1).float()  # [B, T]
-
-
-def value_loss(values, old_values, returns, mask, weights=None, clip=0.2):
-    """The critic's squared error with PPO's clip, ½ max((V - R)², (V_old + clip(V - V_old) - R)²).
-
-    weights [B, T]: sum the errors weighted by these (losses.token_weights of the mini-batch);
-    None: average over the loss tokens."""
-    check_per_token(mask, values=values, old_values=old_values, returns=returns, weights=weights)
-    values = values.masked_fill(~mask, 0.0)                                      # [B, T]
-    old_values = old_values.detach().masked_fill(~mask, 0.0)                     # [B, T]
-    returns = returns.detach().masked_fill(~mask, 0.0)                           # [B, T]
-    clipped = old_values + (values - old_values).clamp(-clip, clip)              # [B, T]
-    error = torch.max((values - returns).square(), (clipped - returns).square()) / 2
-    if weights is None:
-        weights = mask / mask.sum().clamp(min=1)                                 # [B, T]
-    return (weights.masked_fill(~mask, 0.0) * error).sum()
-
-
 def has_signal(rewards, group_size):
     """Which groups contain different rewards, [prompts] bool. DAPO (2503.14476 eq. 11) keeps only
     these groups; the others are zero-variance groups."""
     return center(check_rewards(rewards, group_size)).ne(0).any(-1)              # [prompts]
 
 
-def groups_with_signal(name, rewards, group_size, scale="group", **inputs):
+def groups_with_signal(name, rewards, group_size, advantages):
     """Which groups the row `name` of ADVANTAGES learns from, [prompts] bool: those with an
-    advantage that is not 0. inputs: as for estimate_advantages. Where every token has an advantage
-    of its own that is no turn's (GAE, whitened returns), and where the row reads what is not in
-    inputs: the groups with different rewards."""
+    advantage, [B] or [B, T], that is not 0. Where every token has an advantage of its own that is
+    no turn's (GAE, whitened returns): those with different rewards."""
     row = ADVANTAGES[name]
-    provided = {*inputs, "rewards", "group_size", "scale"}
-    if not {*row.reads} <= provided or row.per == "token" and "turn_rewards" not in row.reads:
+    if row.per == "token" and "turn_rewards" not in row.reads:
         return has_signal(rewards, group_size)                                   # [prompts]
-    advantages = estimate_advantages(name, rewards, group_size, scale, **inputs)  # [B] or [B, T]
     return advantages.reshape(len(rewards) // group_size, -1).ne(0).any(-1)      # [prompts]
-
-
-def not_all_correct(rewards, group_size, correct=1.0):
-    """Which groups contain a reward below `correct`, [prompts] bool. SRPO (2504.14286) keeps only
-    these groups. NaN (a response without this reward) counts as not correct."""
-    groups = check_rewards(rewards.nan_to_num(nan=0.0)).view(-1, group_size)     # [prompts, G]
-    return groups.amin(-1) < correct                                             # [prompts]
 
 
 def overlong_penalty(lengths, max_length, cache):

@@ -5,8 +5,8 @@
     python eval.py dashboard runs/gspo [runs/grpo ...]    the curves of one or several runs: a PNG
     python eval.py view runs/gspo [runs/grpo]             the tokens of a run, clipped ones marked
 
-passk and ask use a run's checkpoint with the settings of that run: its task, templates, lengths and
-sampling. Any other flag of theirs is one of train.py and overrides them.
+passk and ask use a checkpoint in a run's folder with the settings of that run: its task, templates,
+lengths and sampling. Any other flag of theirs is one of train.py and overrides them.
 """
 
 import os
@@ -36,6 +36,7 @@ from session.checks import check_settings
 from session.screen import format_interval
 
 ROWS = 256      # responses that are sampled at a time
+FEWEST = 8      # problems that have an interval
 
 
 # ------------------------------------------------------------------------------------- estimators
@@ -58,26 +59,23 @@ def bootstrap(values, draws=2000, seed=0):
 
 def with_interval(values):
     """(mean, low, high) of values, one number per problem, with the 95 % percentile bootstrap
-    interval over problems."""
-    return (sum(values) / len(values), *bootstrap(values))
+    interval over problems; (mean,) of fewer than FEWEST."""
+    interval = bootstrap(values) if len(values) >= FEWEST else ()
+    return (sum(values) / len(values), *interval)
 
 
-def pass_at_1(rewards):
-    """(mean, low, high) of the share of right responses. rewards [problems][samples]; a response is
-    right if its reward is at least 1."""
-    return with_interval([sum(r >= 1 for r in row) / len(row) for row in rewards])
-
-
-def reward_scores(task, parts):
-    """Scores from the reward components, [problems][samples][K]: "reward", (mean, low, high) of
-    their weighted sum; "mean_rewards", one per problem; "reward_parts", {component: mean}. The
-    overlong penalty is not included: it is used only in training."""
-    parts = torch.tensor(parts)                                                    # [n, G, K]
-    flat = parts.flatten(0, 1)                                                     # [n·G, K]
-    rewards = task.total(flat).view(parts.shape[:2])                               # [n, G]
-    rewards = rewards.double().nanmean(-1).nan_to_num(nan=0.0).tolist()            # n
-    means = flat.double().nanmean(0).nan_to_num(nan=0.0).tolist()                  # K
-    return {"reward": with_interval(rewards), "mean_rewards": rewards,
+def reward_scores(task, parts, group_size):
+    """Scores from the reward components of the responses to n problems, n·G lists of K: "rewards",
+    their weighted sums, and "right", which responses are right, both [n][G]; "reward" and
+    "pass_at_1", the means of the two over problems, as with_interval gives them; "reward_parts",
+    {component: mean}. The overlong penalty is not included: it is used only in training."""
+    parts = torch.tensor(parts)                                                    # [n·G, K]
+    rewards = task.total(parts).view(-1, group_size)                               # [n, G]
+    right = task.right(parts, group_size).view(-1, group_size)                     # [n, G]
+    each = rewards.double().nanmean(-1).nan_to_num(nan=0.0).tolist()               # n
+    means = parts.double().nanmean(0).nan_to_num(nan=0.0).tolist()                 # K
+    return {"rewards": rewards.tolist(), "right": right.tolist(), "reward": with_interval(each),
+            "pass_at_1": with_interval(right.double().mean(-1).tolist()),
             "reward_parts": dict(zip(task.component_names, means))}
 
 
@@ -85,20 +83,16 @@ def evaluate(sampler, task, problems, samples, temperature, seed=0, progress=Non
     """Sample `samples` responses per problem (at temperature 0 one greedy response) and score
     them. sampler: a rollout.Sampler.
 
-    Returns plain data, which checkpoints keep: a dict with "rewards" (the first component of each),
-    "texts", "lengths" (in tokens), "truncated" and, with an environment, "games" (as they are
-    printed), each [problems][samples], with "pass_at_1" and with the entries of reward_scores.
-    Several processes share the problems.
+    Returns a dict with "texts" [problems][samples] and the entries of reward_scores. Several
+    processes share the problems.
     progress: the label of the progress bar; None: no bar.
     """
     G = samples if temperature else 1
     indices = share(len(problems))
     generator = torch.Generator().manual_seed(seed)
     uniforms = task.draw_uniforms(generator, len(problems), G)                     # [n, G, T]
-    names = ["texts", "rewards", "parts", "lengths", "truncated"]
-    if task.played:
-        names.append("games")
-    answers = {name: [] for name in names}
+    texts = []
+    parts = []
     starts = range(indices.start, indices.stop, max(1, ROWS // G))
     for start in tqdm(starts, desc=progress, disable=None if progress else True, leave=False):
         rows = slice(start, min(start + starts.step, indices.stop))
@@ -110,16 +104,12 @@ def evaluate(sampler, task, problems, samples, temperature, seed=0, progress=Non
         each = [problem for problem in chunk for _ in range(G)]                        # B
         if task.played:
             each = [problem.opened(game) for problem, game in zip(each, rollout.games)]
-        scores = task.reward_components(rollout.texts, each, rollout.token_lists(), rollout.games)
-        columns = (rollout.texts, scores[:, 0].tolist(), scores.tolist(),              # [B, K]
-                   rollout.mask.sum(-1).tolist(), rollout.truncated.tolist(),
-                   list(map(str, rollout.games)))
-        for answer, values in zip(answers.values(), columns):
-            answer += [values[i:i + G] for i in range(0, len(values), G)]
-    gathered_answers = gather(answers)
-    answers = {name: sum((part[name] for part in gathered_answers), []) for name in answers}
-    rewards = reward_scores(task, answers.pop("parts"))
-    return answers | {"pass_at_1": pass_at_1(answers["rewards"]), **rewards}
+        texts += rollout.texts
+        parts += task.reward_components(rollout.texts, each, rollout.token_lists(),
+                                        rollout.games).tolist()                        # [B, K]
+    texts, parts = (sum(shares, []) for shares in zip(*gather((texts, parts))))
+    texts = [texts[i:i + G] for i in range(0, len(texts), G)]
+    return {"texts": texts, **reward_scores(task, parts, G)}
 
 
 def held_out(settings, learner, task):
@@ -143,10 +133,11 @@ def load(checkpoint, typed):
     """(settings, task, sampler) of a checkpoint: the settings of its run, or the defaults, with
     `typed`, {flag of train.py: value}, in place of theirs."""
     typed = typed | {"model_name_or_path": checkpoint}
-    run = Path(checkpoint).parent.parent
+    runs = [folder for folder in Path(checkpoint).absolute().parents
+            if (folder / "metrics.jsonl").exists()]
     settings = with_defaults(typed)
-    if (run / "config.json").exists():
-        kept = read_run(run)
+    if runs:
+        kept = read_run(runs[0])
         refuse_code(kept, typed)
         if "dataset_name" in typed:                          # has columns and tests of its own
             kept |= {"columns": [], "test_dataset_name": None}
@@ -154,6 +145,8 @@ def load(checkpoint, typed):
     check_settings(settings)
     settings = resolve(settings)
     task = tasks.prepare_task(settings)
+    if not runs:
+        print(f"{checkpoint} is not in the folder of a run: the task is {task.name}")
     device = torch.device(find_device_type(settings))
     policy, tokenizer = load_policy(settings, task, device, checkpoint)
     return settings, task, make_sampler(settings, policy, tokenizer, task)
@@ -161,14 +154,16 @@ def load(checkpoint, typed):
 
 def passk(options, typed):
     """Print pass@k and the mean reward of each checkpoint."""
+    if options.k and max(options.k) > options.n:
+        raise Refusal(f"--k {max(options.k)} is above --n {options.n}, the responses per problem")
     for checkpoint in options.checkpoints:
         settings, task, sampler = load(checkpoint, typed)
         task.filter_prompts(sampler.tokenizer)
         answers = evaluate(sampler, task, task.test[:options.problems], options.n,
                            settings.temperature, settings.seed, progress=checkpoint)
-        rights = [sum(r >= 1 for r in rewards) for rewards in answers["rewards"]]
+        rights = list(map(sum, answers["right"]))
         print(f"\n{checkpoint}: {task.name}, {len(rights)} problems, {options.n} responses each")
-        for k in sorted(k for k in {1, *options.k} if k <= options.n):
+        for k in sorted({1, *(options.k or (k for k in (4, 16) if k <= options.n))}):
             score = with_interval([pass_at_k(options.n, right, k) for right in rights])
             print(f"  {f'pass@{k}':12} {format_interval(score)}")
         print(f"  {'reward':12} {format_interval(answers['reward'])}")
@@ -183,7 +178,14 @@ def ask(options, typed):
     prompt = options.prompt.replace("\\n", "\n")
     if task.one_width:                                       # the built-in task's fixed width
         prompt = prompt.ljust(len(task.test[0].prompt))
-    problem = Problem(prompt, options.answer or "")
+    rows = [problem.row for problem in task.test if problem.prompt == prompt]
+    if options.answer is None:
+        task.verify = lambda response, problem: 0.0
+        task.reward_functions = task.reward_weights = ()
+    elif not rows and any(f.batched or "problem" in f.inputs for f in task.reward_functions):
+        raise Refusal("ask --answer: the reward function reads the row of the prompt, which the "
+                      "test data do not have: leave --answer out")
+    problem = Problem(prompt, options.answer or "", row=[*rows, {}][0])
     for temperature in (0.0, settings.temperature):
         answers = evaluate(sampler, task, [problem], options.n, temperature, settings.seed)
         for text, reward in zip(answers["texts"][0], answers["rewards"][0]):
@@ -218,7 +220,8 @@ def make_parser():
         parsers[command].set_defaults(command=command)
     parsers[passk].add_argument("checkpoints", nargs="+", metavar="DIR_OR_HUB")
     parsers[passk].add_argument("--n", type=at_least_1, default=16, help="responses per problem")
-    parsers[passk].add_argument("--k", type=at_least_1, nargs="+", default=[1, 4, 16])
+    parsers[passk].add_argument("--k", type=at_least_1, nargs="+",
+                                help="of pass@k, at most --n (default: 1 4 16)")
     parsers[passk].add_argument("--problems", type=at_least_1, default=256, help="at most")
     parsers[ask].add_argument("checkpoint", metavar="DIR_OR_HUB")
     parsers[ask].add_argument("prompt", help="the prompt, without the run's template")

@@ -14,7 +14,7 @@ clip range and that of bad responses (A < 0) below it. At ratio 1 GSPO's loss is
 the advantages, which is 0; its gradient is not 0.
 
 To add an objective, add a row to OBJECTIVES; if its ratio is new, an entry to RATIOS; if its clip
-is new, a case to token_surrogate (and an entry to CLIPS if the clip is not of PPO's kind). train.py
+is new, a case to token_surrogate (and an entry to LIMITS if it does not limit a ratio). train.py
 then accepts it as --algorithm NAME. A new entry in the stats of policy_loss needs one in
 STATISTICS, which says how those of micro-batches are combined.
 
@@ -38,7 +38,7 @@ class Objective:
     ratio: str                   # a key of RATIOS
     clip: str                    # a case of token_surrogate
     epsilon: float | None        # the clip range is [1 - epsilon, 1 + epsilon_high] for a clip of w
-    epsilon_high: float | None   # and [-epsilon, epsilon_high] for others (see Clip); None: none
+    epsilon_high: float | None   # and [-epsilon, epsilon_high] for others (LIMITS); None: none
     reduction: str               # how tokens are averaged, see token_weights
     source: str = ""             # arXiv id and equation; "" if not published
     constants: dict = field(default_factory=dict)    # the constants of the clip, by name
@@ -52,7 +52,7 @@ class Objective:
     def per_token(self):
         """Whether every token may have its own advantage, and be left out: not if a response has
         one ratio, nor if the clip averages log w over the response."""
-        return RATIOS[self.ratio].per == "token" and self.kind.of != "log w"
+        return RATIOS[self.ratio].per == "token" and self.limits != "log w"
 
     def clip_range(self, epsilon=None, epsilon_high=None):
         """(epsilon, epsilon_high) of the row with those that are given. epsilon alone sets both, as
@@ -67,9 +67,14 @@ class Objective:
         return RATIOS[self.ratio].mean and self.clip == "min"
 
     @property
-    def kind(self):
-        """The row of CLIPS that describes its clip."""
-        return CLIPS.get(self.clip, Clip())
+    def limits(self):
+        """What the clip range limits: w (any ratio), log w or π - μ, also as a KL."""
+        return LIMITS.get(self.clip, "w")
+
+    @property
+    def pulls(self):
+        """Whether it has a gradient where A = 0."""
+        return self.clip == "square"
 
 
 OBJECTIVES = {  # "constant" is meant for advantages that are not divided by a std. dppo, rollout_is
@@ -124,26 +129,7 @@ RATIOS = {
 LEVELS = {"token": token_ratio, "seq": product_ratio, "geo": sequence_ratio}  # for mismatch weights
 
 
-@dataclass(frozen=True)
-class Clip:
-    """What the rest of the code asks about a clip; its formula is a case of token_surrogate. The
-    defaults are those of PPO's clip."""
-    of: str = "w"                # what the clip range limits: w (any ratio), log w or π - μ, also
-                                 # as a KL
-    pulls: bool = False          # whether it has a gradient where A = 0
-
-    @property
-    def center(self):
-        """What the clip range limits, for a policy that has not changed."""
-        return 1 if self.of == "w" else 0
-
-
-CLIPS = {  # the clips that are not of PPO's kind
-    "square": Clip(pulls=True),
-    "log-min": Clip(of="log w"),
-    "tv": Clip(of="π - μ"),
-    "kl": Clip(of="π - μ"),
-}
+LIMITS = {"log-min": "log w", "tv": "π - μ", "kl": "π - μ"}     # clips of another number than w
 
 
 def token_surrogate(clip, ratio, A, logp, old_logp, mask, low, high, constants):
@@ -227,7 +213,7 @@ def policy_loss(name, logp, old_logp, advantages, mask, *, epsilon=None, epsilon
     stats, 0-dim tensors named in STATISTICS: clip_low and clip_high, the shares of loss tokens
     whose gradient was removed below and above the clip range (off_policy_mask counts as low,
     dual_clip as high); clip_signal, both together as a share of the signal_tokens (those with A
-    not 0); signal_stats and ratio_stats."""
+    not 0); ratio_stats."""
     row = name if isinstance(name, Objective) else with_options(name)
     check_per_token(mask, logp=logp, old_logp=old_logp, weights=weights, router_shift=router_shift,
                     factors=factors)
@@ -237,7 +223,6 @@ def policy_loss(name, logp, old_logp, advantages, mask, *, epsilon=None, epsilon
     old_logp = old_logp.detach().masked_fill(~mask, 0.0)                         # [B, T]
     shifted = logp if router_shift is None else logp + router_shift.detach().log()   # RSPO's w·γ̃
     ratio = RATIOS[row.ratio].function(shifted, old_logp, mask)                  # [B] or [B, T]
-    one = one_per_response(ratio.detach(), mask, row.kind.of)                    # [B]
     ratio = broadcast_to_tokens(ratio, mask)                                     # [B, T]
     terms = token_surrogate(row.clip, ratio, A, logp, old_logp, mask, low, high, row.constants)
     if len(terms) != 3 or any(x.shape != mask.shape for x in terms):
@@ -245,11 +230,11 @@ def policy_loss(name, logp, old_logp, advantages, mask, *, epsilon=None, epsilon
                          "token: the surrogate, and whether its gradient was removed below and "
                          "above the clip range")
     surrogate, below, above = terms                                              # [B, T] each
-    log_s = sequence_log_ratio(logp.detach(), old_logp, mask)                    # [B]
     if row.dual_clip is not None:
         surrogate = torch.where(A < 0, torch.max(surrogate, row.dual_clip * A), surrogate)
         above = above | (ratio > row.dual_clip) & (A < 0)                        # [B, T]
     if row.off_policy_mask is not None:
+        log_s = sequence_log_ratio(logp.detach(), old_logp, mask)                # [B]
         drop = broadcast_to_tokens(-log_s, mask)                                 # [B, T]
         stale = (A < 0) & (drop > row.off_policy_mask)                           # [B, T]
         surrogate = surrogate.masked_fill(stale, 0.0)
@@ -267,74 +252,34 @@ def policy_loss(name, logp, old_logp, advantages, mask, *, epsilon=None, epsilon
     share = lambda removed, of: removed.sum() / of.sum().clamp(min=1)            # []
     stats = dict(clip_low=share(below, mask), clip_high=share(above, mask),
                  clip_signal=share(below | above, signal), signal_tokens=signal.sum())
-    stats |= signal_stats(log_s, one, advantages.detach(), mask, low, high, row.kind.of)
     return loss, stats | ratio_stats(logp, old_logp, mask)
 
 
-def one_per_response(ratio, mask, of):
-    """The ratio of each response, [B]: that of its objective, or the geometric mean of those of its
-    tokens, which is s for w; its logarithm if the clip range limits log w."""
-    if ratio.dim() == 1:
-        return ratio                                                             # [B]
-    log_ratio = ratio if of == "log w" else ratio.log()                          # [B, T]
-    mean = mean_over_tokens(log_ratio, mask)                                     # [B]
-    return mean if of == "log w" else mean.exp()                                 # [B]
-
-
-def signal_stats(log_s, ratio, A, mask, low, high, of):
-    """Where the responses with an advantage stand before the step: over those whose mean advantage
-    is not 0, mean and population variance of log s, and the shares with a positive advantage, with
-    their ratio below and above the clip range, and there in their own advantage's direction (below
-    with A < 0, above with A > 0). log_s [B], ratio [B] (one_per_response), A [B] or [B, T]; of:
-    what the clip range limits (Clip.of); a range of π - μ holds no ratio, so none is outside it."""
-    A = A if A.dim() == 1 else mean_over_tokens(A, mask)                         # [B]
-    signal = (A != 0) & mask.any(-1)                                             # [B]
-    below = above = torch.zeros_like(signal)                                     # [B]
-    if low is not None and of != "π - μ":
-        below = ratio < low                                                      # [B]
-        above = ratio > high                                                     # [B]
-    count = signal.sum().clamp(min=1)
-    mean = lambda x: (x * signal).sum() / count                                  # []
-    center = mean(log_s)
-    return dict(signal_answers=signal.sum(), signal_log_s_mean=center,
-                signal_log_s_var=mean((log_s - center) ** 2), signal_positive=mean(A > 0),
-                signal_below=mean(below), signal_above=mean(above),
-                signal_own_below=mean(below & (A < 0)), signal_own_above=mean(above & (A > 0)))
-
-
-STATISTICS = {  # of policy_loss: over what each is averaged when micro-batches are combined
+STATISTICS = {  # of policy_loss: over what each is averaged; counts before means before variances
     "tokens": "count", "answers": "count", "signal_tokens": "count",     # these are added up
     "clip_low": "tokens", "clip_high": "tokens", "clip_signal": "signal_tokens",
-    "log_w_mean": "tokens", "log_w_var": ("tokens", "log_w_mean"),       # a variance, of this mean
-    "log_s_mean": "answers", "log_s_var": ("answers", "log_s_mean"),
-    "signal_answers": "count", "signal_log_s_mean": "signal_answers",    # of responses with A not 0
-    "signal_log_s_var": ("signal_answers", "signal_log_s_mean"),
-    **dict.fromkeys(("signal_positive", "signal_below", "signal_above", "signal_own_below",
-                     "signal_own_above"), "signal_answers"),
-    "ratio_max": "max",                                                  # or "sum"
+    "log_w_mean": "tokens", "log_w_var": "tokens", "log_s_mean": "answers", "log_s_var": "answers",
+    "ratio_max": "max",
 }
 
 
 def combine_stats(parts):
-    """The exact stats of a mini-batch, computed from the stats of its micro-batches as STATISTICS
-    says for each one."""
-    return {name: combine_stat(name, parts) for name in parts[0]}
-
-
-def combine_stat(name, parts):
-    """One statistic of a mini-batch from its micro-batches' stats."""
-    how = "sum" if name.endswith("loss") else STATISTICS[name]         # loss terms: train.py
-    if how in ("count", "sum"):
-        return sum(p[name] for p in parts)
-    if how == "max":
-        return torch.stack([p[name] for p in parts]).amax()
-    count, mean = how if isinstance(how, tuple) else (how, None)
-    values = [p[name] for p in parts]
-    if mean:  # a variance: the variance within the parts plus the variance between their means
-        center = combine_stat(mean, parts)
-        values = [p[name] + (p[mean] - center) ** 2 for p in parts]
-    weighted = sum(value * p[count] for value, p in zip(values, parts))
-    return weighted / combine_stat(count, parts).clamp(min=1)
+    """The exact stats of a mini-batch from those of its micro-batches, as STATISTICS says."""
+    whole = {}
+    for name in sorted(parts[0], key=[*STATISTICS].index):
+        over = STATISTICS[name]
+        values = [p[name] for p in parts]
+        if over == "count":
+            whole[name] = sum(values)
+        elif over == "max":
+            whole[name] = torch.stack(values).amax()
+        else:
+            if name.endswith("_var"):    # the variance within the parts, and between their means
+                mean = name.removesuffix("var") + "mean"
+                values = [x + (p[mean] - whole[mean]) ** 2 for x, p in zip(values, parts)]
+            weighted = sum(x * p[over] for x, p in zip(values, parts))
+            whole[name] = weighted / whole[over].clamp(min=1)
+    return whole
 
 
 def broadcast_to_tokens(x, mask):
@@ -416,8 +361,8 @@ def mismatch_mask(old_logp, sampler_logp, mask, level, low, high):
 
 
 def high_entropy_mask(entropy, mask, quantile):
-    """The 80/20 rule (2506.01939): the loss tokens whose entropy is at or above this quantile,
-    [B, T] bool. It is passed to policy_loss in `factors`, so that the denominators of
+    """The 80/20 rule (2506.01939): the loss tokens whose entropy is at or above this quantile, up
+    to rounding, [B, T] bool. It is passed to policy_loss in `factors`, so that the denominators of
     the averages still count all loss tokens."""
     if not mask.any():                                       # all responses are masked
         return mask                                                              # [B, T]
@@ -425,7 +370,8 @@ def high_entropy_mask(entropy, mask, quantile):
     rank = quantile * (len(ordered) - 1)     # torch.quantile refuses more than 2^24 values
     below = ordered[math.floor(rank)]                                            # []
     above = ordered[math.ceil(rank)]                                             # []
-    return mask & (entropy >= torch.lerp(below, above, rank % 1))                # [B, T]
+    least = torch.lerp(below, above, rank % 1) * (1 - 2e-6)      # equal ones are rounded apart  []
+    return mask & (entropy >= least)                                             # [B, T]
 
 
 def validate_choice(argument, value, known):
@@ -463,7 +409,8 @@ def check_clip_range(row, advantages, mask, epsilon, epsilon_high, router_shift)
     if not (low >= 0 and high >= 0) or row.clip == "min" and low > 1:          # or NaN
         raise ValueError(f"epsilon is {low}, epsilon_high is {high}: the clip range [1 - epsilon, "
                          "1 + epsilon_high] must contain 1 and start at 0 or above")
-    return row.kind.center - low, row.kind.center + high
+    center = 1 if row.limits == "w" else 0       # of a policy that has not changed
+    return center - low, center + high
 
 
 if __name__ == "__main__":

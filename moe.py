@@ -5,10 +5,16 @@ same call and the same growing KV cache (DynamicCache); each can read the other'
 scaling, sliding windows, attention dropout, layers without experts and activations other than SiLU
 are not implemented; a config that asks for them raises ValueError.
 
+Before you change it: the experts' weights are stacked in 3-D tensors, and a rule for "2-D weights"
+(Muon's) reaches 15 % of the default policy's parameters. RL samples, scores and updates in eval
+mode; only in the warm-up is `self.training` true. After a change the warm-up is made again, and
+from_pretrained warns if transformers' class computes another model from the same weights.
+
 Next: routes.py, on what its routers choose.
 """
 
 import sys
+import warnings
 from functools import partial
 
 import torch
@@ -23,6 +29,8 @@ from routes import record_routes
 
 # B sequences of S tokens, N = B·S, width D, H heads of width d, C keys (cached and new);
 # E experts of width M, K of them per token.
+
+CLOSE = 1e-3        # largest rounding error of a logit in float32
 
 
 class Attention(nn.Module):
@@ -272,7 +280,7 @@ class TinyMoE(nn.Module):
         """Read a Qwen3-MoE checkpoint, written by this class or by transformers, in the precision
         it was saved in. Raises OSError if there is no checkpoint; ValueError for another
         architecture and for missing, unexpected or misshapen weights, because none of them is
-        filled with random numbers."""
+        filled with random numbers. Warns if transformers' class has other logits in float32."""
         check_config(AutoConfig.from_pretrained(directory))
         twin, loading = Qwen3MoeForCausalLM.from_pretrained(
             directory, dtype="auto", use_safetensors=True, ignore_mismatched_sizes=True,
@@ -286,6 +294,13 @@ class TinyMoE(nn.Module):
         model.load_state_dict(twin.state_dict(), assign=True)
         model.tie_weights()
         model.generation_config = twin.generation_config  # has all tokens that end a response
+        ids = torch.arange(8)[None]                                                 # [1, S]
+        with torch.no_grad():
+            errors = (model(ids).logits - twin(ids).logits).abs().amax(-1)          # [1, S]
+        error = errors.median()  # not of a token whose K-th and next expert are equal but rounded
+        if twin.dtype == torch.float32 and error > CLOSE:
+            warnings.warn("moe.py has been changed: checkpoints would load in transformers as "
+                          f"another model, off by {error:.2g} nats")
         return model
 
 

@@ -38,24 +38,40 @@ MAX_LOGITS = 2**24          # the most logits that exist at a time: 64 MB in flo
 MAX_LOGITS_ON_GPU = 2**26   # 256 MB: larger chunks read the LM head's weights less often
 
 
+def padded(side, **default):
+    """A field of tensors [B, n, ...] that are padded along n, on the "left" as prompts are, or on
+    the "right" as responses are."""
+    return field(metadata={"padded": side}, **default)
+
+
+def shared(**default):
+    """A field that has no entry per response: one value for all of them."""
+    return field(metadata={"shared": True}, **default)
+
+
 @dataclass
 class Rollout:
     """B = Q·G responses, one row each; the G responses to a prompt are adjacent. The prompts are
-    repeated, too: 8,192 rows with prompts of 4,096 tokens take 300 MB."""
+    repeated, too: 8,192 rows with prompts of 4,096 tokens take 300 MB. A field has an entry per
+    response unless it is `shared`, and says how it is padded; whoever cuts, joins or merges
+    rollouts goes over the fields."""
 
-    prompt_ids: torch.Tensor     # [B, P] padded on the left
-    prompt_mask: torch.Tensor    # [B, P] bool
-    response_ids: torch.Tensor   # [B, T] padded on the right
-    mask: torch.Tensor           # [B, T] bool: loss tokens, the end-of-sequence token included
-    sampler_logp: torch.Tensor   # [B, T] float32 log-probs recorded while sampling
+    prompt_ids: torch.Tensor = padded("left")        # [B, P]
+    prompt_mask: torch.Tensor = padded("left")       # [B, P] bool
+    response_ids: torch.Tensor = padded("right")     # [B, T]
+    mask: torch.Tensor = padded("right")     # [B, T] bool: loss tokens, the end-of-sequence token
+    #                                          included
+    sampler_logp: torch.Tensor = padded("right")     # [B, T] float32, recorded while sampling
     truncated: torch.Tensor      # [B] bool: reached max_new_tokens without an end
     texts: list                  # B strings, each cut before its stop string
-    group_size: int
+    group_size: int = shared()
     forced_routes: object = None     # which experts must be taken (features/routing_replay.py)
-    turn_rewards: torch.Tensor | None = None     # [B, T] a turn's reward at its last token, else 0
+    turn_rewards: torch.Tensor | None = padded("right", default=None)    # [B, T] a turn's reward at
+    #                                                                      its last token, else 0
     games: list = field(default_factory=list)    # of features.turns.Game, for each response
-    prefix: int = 0              # number of first tokens that all prompts share (FastSampler)
-    own_prompts: bool = False    # the prompts of a group differ, by an environment's reset
+    prefix: int = shared(default=0)  # number of first tokens that all prompts share (FastSampler)
+    own_prompts: bool = shared(default=False)    # the prompts of a group differ, by an
+    #                                              environment's reset
 
     @property
     def readers(self):
@@ -71,6 +87,28 @@ class Rollout:
             raise ValueError(f"rows {rows.tolist()} cut through groups of {self.group_size}: take "
                              "whole groups or a part of one group")
         return replace(take_fields(self, rows), group_size=size)
+
+    def resize(self, P, T):
+        """The same with prompts of P and responses of T tokens: padded, or responses cut."""
+        wide = {}
+        for f in fields(self):
+            x = getattr(self, f.name)
+            if x is not None and "padded" in f.metadata:
+                left = f.metadata["padded"] == "left"
+                ends = (P - x.shape[1], 0) if left else (0, T - x.shape[1])
+                wide[f.name] = F.pad(x, (0, 0) * (x.dim() - 2) + ends)
+        return replace(self, **wide)
+
+    def join(self, others):
+        """These responses and those of other rollouts of the same group size. Narrower ones are
+        padded."""
+        parts = [self, *others]
+        P, T = (max(getattr(r, name).shape[1] for r in parts) for name in ("prompt_ids", "mask"))
+        prefix = min(r.prefix for r in parts)        # that all share, if they begin alike
+        begins = {tuple(r.prompt_ids[0][r.prompt_mask[0]][:prefix].tolist()) for r in parts}
+        return replace(join_fields([r.resize(P, T) for r in parts]),
+                       prefix=prefix * (len(begins) == 1),
+                       own_prompts=any(r.own_prompts for r in parts))
 
     def token_lists(self):
         """The token ids of each response as B lists: end-of-sequence token and observations
@@ -92,8 +130,26 @@ def take(x, rows):
 
 
 def take_fields(x, rows):
-    """A dataclass with `take` of each field."""
-    return replace(x, **{f.name: take(getattr(x, f.name), rows) for f in fields(x)})
+    """A dataclass with `take` of each field that is not shared."""
+    return replace(x, **{f.name: take(getattr(x, f.name), rows) for f in fields(x)
+                         if not f.metadata.get("shared")})
+
+
+def join(parts):
+    """What `take` has cut, as one: tensors, lists or objects with a method `join`; None if there is
+    nothing."""
+    first = parts[0]
+    if isinstance(first, torch.Tensor):
+        return torch.cat(parts)
+    if isinstance(first, list):
+        return sum(parts, [])
+    return first and first.join(parts[1:])
+
+
+def join_fields(parts):
+    """Dataclasses as one, with `join` of each field that is not shared."""
+    return replace(parts[0], **{f.name: join([getattr(part, f.name) for part in parts])
+                                for f in fields(parts[0]) if not f.metadata.get("shared")})
 
 
 # ---------------------------------------------------------------------------------------- sampling
@@ -280,7 +336,7 @@ class Scorer(nn.Module):
         if record:  # token t is predicted at position P - 1 + t of the row
             first = rollout.prompt_mask.shape[1] - 1
             scores.passes = passes
-            scores.routes = Pass(*(x[:, :, first:] for x in passes.only()))         # [L, B, T, ·]
+            scores.routes = Pass(*(x[:, :, first:] for x in passes.passes[0]))       # [L, B, T, ·]
         return scores
 
 

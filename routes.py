@@ -27,6 +27,16 @@ class Pass(NamedTuple):
         rows = rows.to(self.indices.device, non_blocking=True)
         return Pass(self.indices[:, rows], self.logits[:, rows])
 
+    def join(self, others):
+        """These and those of further rows. Narrower ones are padded: -1, logits 0."""
+        def cat(tensors, fill):
+            width = max(x.shape[2] for x in tensors)
+            return torch.cat([F.pad(x, (0, 0, 0, width - x.shape[2]), value=fill)
+                              for x in tensors], 1)
+
+        indices, logits = zip(self, *others)
+        return Pass(cat(indices, -1), cat(logits, 0))
+
 
 class UnknownRouter(ValueError):
     """A kind of router that this file cannot record or replay."""
@@ -47,6 +57,11 @@ class Routes:
             raise ValueError(f"these routes hold {len(self.passes)} forwards, not one: take one of "
                              ".passes")
         return self.passes[0]
+
+    def join(self, others):
+        """These and those of further rows, forward by forward."""
+        return Routes(first.join(rest) for first, *rest in zip(
+            self.passes, *(other.passes for other in others), strict=True))
 
 
 def find_routers(model):

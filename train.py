@@ -44,7 +44,7 @@ if __name__ == "__main__":
 
 import random
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from transformers.utils import logging
@@ -57,10 +57,10 @@ from plumbing.data.tasks import prepare_task
 from plumbing.model.actor import load_trained_policy
 from plumbing.parallel import processes
 from plumbing.refusal import Refusal
-from rollout import Rollout, Scores, take_fields
+from rollout import Rollout, Scores, shared, take_fields
 from routes import Pass, router_shift
 from session import checkpoints, screen
-from session.learner import forced, longest_update, make_learner
+from session.learner import Learner, forced
 from session.metrics import Recorder, describe, first_responses
 
 
@@ -68,24 +68,27 @@ from session.metrics import Recorder, describe, first_responses
 
 @dataclass
 class Batch:
-    """A rollout batch and all that an update needs of it. Tensors have a row per response."""
+    """A rollout batch and all that an update needs of it, which a hook may change. A field has an
+    entry per response unless it is `shared`."""
 
     rollout: Rollout
     problems: list                           # B: the prompts, and the answers that are right
     parts: torch.Tensor                      # [B, K] the components of the rewards
     old_logp: torch.Tensor                   # [B, T] log π_old of each token
-    rewards: torch.Tensor | None = None      # [B] the weighted sums of their components
+    task: object = shared()
+    clip_range: tuple = shared()             # (epsilon, epsilon_high), as for policy_loss
     advantages: torch.Tensor | None = None   # [B], or [B, T] where every token has its own
     weights: torch.Tensor | None = None      # [B, T] how tokens are averaged (per mini-batch)
     factors: torch.Tensor | None = None      # [B, T] constants on the surrogate (scale_surrogate)
     routes: Pass | None = None               # [L, B, T, ·] what π_old's routers chose (MoE)
     free_routes: Pass | None = None          # [L, B, T, ·] what they choose if none were forced
     new_free_routes: Pass | None = None      # the same under π_θ, after the updates
-    sampled: tuple = ()                      # (rollout, parts) of each round of sampling
-    step: int = 1                            # the number of the batch
+    sampled: tuple = shared(default=())      # (rollout, parts) of each round of sampling
+    step: int = shared(default=1)            # the number of the batch
     extras: dict = field(default_factory=dict)   # what features add, by name
 
     group_size = property(lambda self: self.rollout.group_size)      # G
+    rewards = property(lambda self: self.task.total(self.parts))     # [B] follow from them
 
     def take(self, rows):
         """The responses `rows` [n], whole groups or a part of one: a mini-batch, a micro-batch."""
@@ -99,15 +102,16 @@ class Batch:
 
 # --------------------------------------------------------------------------------------- the loop
 
-def train(settings, learner, task, recorder, start, stop):
+def train(learner, recorder, start, stop):
     """The rollout batches after `start` until --steps or a stop signal. Returns the last one's
     number."""
+    settings = learner.settings
     step = start
     for step in range(start + 1, settings.steps + 1):
-        batch, mini, updates, times = train_batch(settings, learner, task, step)
+        batch, mini, updates, times = train_batch(learner, step)
         held = None
         if settings.eval_steps and step % settings.eval_steps == 0 and step < settings.steps:
-            held = held_out(settings, learner, task)
+            held = held_out(settings, learner, learner.task)
         recorder.log(batch, mini, updates, times, held)
         stopping = any(learner.gather([stop.since is not None]))     # in any process
         due = settings.save_steps and step % settings.save_steps == 0
@@ -118,66 +122,70 @@ def train(settings, learner, task, recorder, start, stop):
     return step
 
 
-def train_batch(settings, learner, task, step):
+def train_batch(learner, step):
     """One rollout batch: sample, score, compare, update. Returns (Batch, its last mini-batch, the
     statistics of every optimizer step, when each phase began and the last one ended)."""
-    G = settings.num_generations
-    hooks = learner.features.hooks
+    settings = learner.settings
     times = [time.perf_counter()]
     # prompt x ─► π_old samples G responses ─► rewards, in components
-    rollout, problems, parts, sampled = collect(settings, learner, task, step)
+    rollout, problems, parts, sampled = collect(learner, step)
     times.append(read_clock(learner.device))
 
     # log π_old(y|x): computed again as the updates will compute it, or as recorded in sampling
     old = Scores(rollout.sampler_logp, None, None)                                  # [B, T]
     if settings.old_logp == "recompute":
         old = learner.score(rollout, entropy=learner.needs_old_entropy)
-    batch = Batch(rollout, problems, parts, old.logp, routes=old.routes, sampled=sampled,
+    batch = Batch(rollout, problems, parts, old.logp, learner.task,
+                  (settings.epsilon, settings.epsilon_high), routes=old.routes, sampled=sampled,
                   step=step)
-    for after_scoring in hooks["after_scoring"]:
+    for after_scoring in learner.hooks["after_scoring"]:
         after_scoring(learner, batch, old)
     times.append(read_clock(learner.device))
 
     # rewards ─► advantages Â
-    batch.rewards = task.total(batch.parts)                                         # [B]
     batch.advantages = estimate_advantages(
-        settings.advantage, batch.rewards, G, settings.scale_rewards, parts=batch.parts,
-        part_weights=task.weights(batch.parts), mask=batch.rollout.mask, old_logp=old.logp,
-        entropy=old.entropy, **batch.extras)                                        # [B] or [B, T]
-    for change_advantages in hooks["advantages"]:
+        settings.advantage, batch.rewards, batch.group_size, settings.scale_rewards,
+        parts=batch.parts, part_weights=batch.task.weights(batch.parts), mask=batch.rollout.mask,
+        old_logp=old.logp, entropy=old.entropy, **batch.extras)                     # [B] or [B, T]
+    for change_advantages in learner.hooks["advantages"]:
         change_advantages(batch)
 
     # importance ratio ─► clip and optimize ─► new π_θ, a mini-batch of whole groups at a time
-    updates = []
-    for mini in mini_batches(settings, task, batch):
-        updates.append(update(settings, learner, mini))
+    updates, last = [], None
+    for mini in mini_batches(learner, batch):
+        updates.append(update(learner, mini))
+        last = mini
     times.append(read_clock(learner.device))
-    return batch, mini, updates, times
+    return batch, last, updates, times
 
 
-def collect(settings, learner, task, step):
+def collect(learner, step):
     """(rollout, B problems, parts [B, K], (rollout, parts) of each round) of a rollout batch."""
+    settings, task = learner.settings, learner.task
+
     def draw(attempt):
         problems = [task.train[i] for i in learner.stream.next(settings.prompts_per_step)]
-        rollout = sample(settings, learner, task, problems, step, attempt)
+        rollout = sample(learner, problems, step, attempt)
         problems = [p for p in problems for _ in range(settings.num_generations)]   # B
         if task.played:
             problems = [p.opened(game) for p, game in zip(problems, rollout.games)]
         return rollout, problems, reward(learner, rollout, problems)
     rounds = [draw(0)]
     chosen = rounds[0]
-    for resample in learner.features.hooks["resample"]:
+    for resample in learner.hooks["resample"]:
         chosen = resample(rounds, draw)
     return *chosen, tuple((rollout, parts) for rollout, _, parts in rounds)
 
 
-def sample(settings, learner, task, problems, step, attempt=0):
+def sample(learner, problems, step, attempt=0):
     """π_old samples G responses to each prompt -> Rollout."""
+    task = learner.task
+    G = learner.settings.num_generations
     prompts = task.encode(learner.tokenizer, problems)
-    B = len(prompts) * settings.num_generations
-    uniforms = task.draw_uniforms(generator_for(settings.seed, step, attempt + 1), B)      # [B, T]
+    generator = generator_for(learner.settings.seed, step, attempt + 1)
+    uniforms = task.draw_uniforms(generator, len(prompts) * G)                      # [B, T]
     played = {"problems": problems, "task": task} if task.played else {}
-    return learner.sampler.sample(prompts, settings.num_generations, uniforms=uniforms, **played)
+    return learner.sampler.sample(prompts, G, uniforms=uniforms, **played)
 
 
 def reward(learner, rollout, problems):
@@ -187,10 +195,11 @@ def reward(learner, rollout, problems):
     return parts.to(device, reward_dtype(device))                                   # [B, K]
 
 
-def mini_batches(settings, task, batch):
+def mini_batches(learner, batch):
     """The batch in --steps_per_generation mini-batches of whole groups, with their token weights;
     all of it --num_iterations times, each in a new random order. old_logp stays as it is."""
-    G = settings.num_generations
+    settings = learner.settings
+    G = batch.group_size
     generator = generator_for(settings.seed, batch.step)
     groups = torch.arange(len(batch.problems)).view(-1, G)                          # [Q, G] rows
     orders = [torch.randperm(len(groups), generator=generator)
@@ -198,40 +207,49 @@ def mini_batches(settings, task, batch):
     for index in [part for order in orders for part in order.chunk(settings.steps_per_generation)]:
         mini = batch.take(groups[index].flatten())
         mini.weights = token_weights(mini.rollout.mask, settings.reduction, group_size=G,
-                                     max_length=task.max_completion_length)         # [b, T]
+                                     max_length=learner.task.max_completion_length) # [b, T]
         yield mini
 
 
-def update(settings, learner, mini):
+def update(learner, mini):
     """One optimizer step on a mini-batch. Returns its statistics as numbers."""
     learner.optimizer.zero_grad()
-    stats = [add_gradient(settings, learner, mini.take(rows), mini)
-             for rows in learner.micro_batches(mini)]
-    return learner.step(mini, stats)
+    parts = []
+    for rows in learner.micro_batches(mini):
+        micro = mini.take(rows)
+        parts.append(add_gradient(learner, micro, mini))
+        if micro.factors is not None:                        # as they acted, for tokens.jsonl
+            mini.factors = mini.rollout.mask.float() if mini.factors is None else mini.factors
+            mini.factors[rows] = micro.factors                                      # [b, T]
+    return learner.step(mini, parts)
 
 
-def add_gradient(settings, learner, micro, mini):
+def add_gradient(learner, micro, mini):
     """Ratio, clip and loss of a micro-batch; their gradient is added to that of the others of its
-    mini-batch. Returns its statistics."""
-    rollout = micro.rollout
-    with forced(learner.actor.policy, rollout):
-        scores = learner.response_logp(rollout, temperature=settings.temperature,
+    mini-batch. Returns its statistics, and the loss with the terms that features add to it."""
+    row = learner.settings.row
+    mask = micro.rollout.mask                                                       # [b, T]
+    with forced(learner.actor.policy, micro.rollout):
+        scores = learner.response_logp(micro.rollout, temperature=learner.settings.temperature,
                                        **learner.update_options)
-        shift = None
-        if settings.row.ratio == "log-shifted":              # RSPO, which compares routers
-            shift = router_shift(micro.routes.logits, scores.routes.logits, micro.routes.indices,
-                                 rollout.mask)                                      # [b, T]
-        loss, stats = policy_loss(
-            settings.row, scores.logp, micro.old_logp, micro.advantages, rollout.mask,
-            epsilon=settings.epsilon, epsilon_high=settings.epsilon_high, weights=micro.weights,
-            factors=micro.factors, router_shift=shift)
+        for before_loss in learner.hooks["before_loss"]:     # what is scaled here acts
+            before_loss(micro, scores, mini)
         terms = {}
-        for loss_terms in learner.features.hooks["loss"]:
+        for loss_terms in learner.hooks["loss"]:
             terms |= loss_terms(micro, scores, mini)
+        shift = None
+        if row.ratio == "log-shifted":                       # RSPO, which compares routers
+            shift = router_shift(micro.routes.logits, scores.routes.logits, micro.routes.indices,
+                                 mask)                                              # [b, T]
+        epsilon, epsilon_high = micro.clip_range
+        loss, stats = policy_loss(
+            row, scores.logp, micro.old_logp, micro.advantages, mask, epsilon=epsilon,
+            epsilon_high=epsilon_high, weights=micro.weights, factors=micro.factors,
+            router_shift=shift)
         loss = loss + sum(terms.values())
         # inside the block: checkpointed layers choose their experts again in backward
         learner.scaler.scale(loss * learner.world).backward()
-    return stats | {name: x.detach() for name, x in {**terms, "loss": loss}.items()}
+    return stats, {name: x.detach() for name, x in {**terms, "loss": loss}.items()}
 
 
 def read_clock(device):
@@ -263,16 +281,16 @@ def run_script(settings, task=None):
     screen.print_once(task.filter_prompts(tokenizer))
     random.seed(settings.seed)       # after the warm-up, which may be cached
     torch.manual_seed(settings.seed)
-    learner = make_learner(settings, task, policy, tokenizer, device)
+    learner = Learner(settings, task, policy, tokenizer, device)
     if settings.dry_run:
-        return dry_run(settings, learner, task)
+        return dry_run(learner)
     before = None if newest else held_out(settings, learner, task)
     start = checkpoints.restore(newest, learner) if newest else 0
     folder = processes.on_first(lambda: checkpoints.begin_run(settings, folder, start))
     screen.print_once(f"metrics are written to {folder}/metrics.jsonl")
     screen.report(folder, task, "before", before)
-    recorder = Recorder(folder, task, learner)
-    step = train(settings, learner, task, recorder, start, checkpoints.Stop())
+    with checkpoints.Stop() as stop:
+        step = train(learner, Recorder(folder, learner), start, stop)
     if step < settings.steps:
         screen.print_once(f"stopped after batch {step} and saved; python train.py --output_dir "
                           f"{folder} --resume continues")
@@ -284,20 +302,37 @@ def run_script(settings, task=None):
                       f'"PROMPT", python eval.py dashboard {folder}')
 
 
-def dry_run(settings, learner, task):
+def dry_run(learner):
     """Train on one rollout batch, then try an update with the longest responses: print the time and
     the memory that the run needs."""
-    screen.print_once("dry run: one rollout batch, then an update with the longest responses "
-                      f"({task.max_completion_length} tokens)")
-    batch, _, _, times = train_batch(settings, learner, task, 1)
-    longest_update(learner, batch.rollout, task.max_completion_length)
+    settings = learner.settings
+    T = learner.task.max_completion_length
+    screen.print_once("dry run: samples a rollout batch and scores it")
+    learner.hooks["after_scoring"].append(lambda *_: screen.print_once(
+        f"dry run: takes {settings.updates_per_batch} optimizer steps"))
+    batch, _, _, times = train_batch(learner, 1)
+    screen.print_once(f"dry run: an update with the longest responses ({T} tokens)")
+    longest_update(learner, batch.rollout, T)
     seconds = times[-1] - times[0]
+    minutes = seconds * settings.steps / 60
     screen.print_once(f"{describe(first_responses(batch)[0])}\na rollout batch takes "
-                      f"{seconds:.1f} s, all of them {seconds * settings.steps / 60:.0f} min, "
-                      "without evaluations")
+                      f"{seconds:.1f} s, all of them {minutes:.0f} min, without evaluations")
     if learner.device.type == "cuda":
         peak = torch.cuda.max_memory_allocated() / 2 ** 30
         screen.print_once(f"the longest update takes {peak:.1f} GiB")
+
+
+def longest_update(learner, rollout, T):
+    """Forward and backward of T random tokens after the prompts of a rollout, as many responses as
+    an update has in a pass, beside the gradients and moments of the update before."""
+    rows = min(learner.rows_per_pass(), learner.settings.mini_batch_rows)
+    part = rollout.take(torch.arange(rows))
+    ids = torch.randint(learner.policy.config.vocab_size, (len(part.mask), T),
+                        device=learner.device)                                      # [b, T]
+    mask = torch.ones_like(ids, dtype=torch.bool)                                   # [b, T]
+    new = learner.response_logp(replace(part, response_ids=ids, mask=mask, forced_routes=None),
+                                **learner.update_options)
+    sum(x.sum() for x in (new.logp, new.entropy, new.values) if x is not None).backward()
 
 
 def main(argv=None):

@@ -13,7 +13,7 @@ it. The error of autocast has two parts, which are measured apart:
                   two such numbers, as after long training
 
 log s of a response of L tokens is stood in for by the mean of log w over windows of L tokens of the
-sampled responses. The LM head is computed in float32 (rollout.make_head), or under autocast too.
+sampled responses.
 """
 
 import copy
@@ -21,7 +21,6 @@ import math
 import sys
 from contextlib import contextmanager
 from pathlib import Path
-from unittest.mock import patch
 
 import torch
 
@@ -38,49 +37,40 @@ SMOLLM2 = "checkpoints/SmolLM2-135M-Instruct"
 PROMPTS = ("Tell me about the sea.\n", "How do I bake bread?\n")
 LENGTHS = (5, 20, 60, 125, 250, 500)
 RATE = 16e-6                     # of one AdamW step: as far as sixteen steps of 1e-6 in a row go
-FORMATS = {  # (autocast's dtype, whether the LM head stays in float32)
-    "bfloat16": (torch.bfloat16, True), "bfloat16, head in bfloat16": (torch.bfloat16, False),
-    "float16": (torch.float16, True)}
-EXACT = (torch.float32, True)
+FORMATS = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-def head_under_autocast(model):
-    return lambda hidden: model.get_output_embeddings()(hidden).float()
-
-
-def compute_logp(model, rollout, dtype, exact_head):
-    """Log-probs [B, T] of the rollout without gradient, computed under autocast to `dtype`."""
-    head = plain.make_head if exact_head else head_under_autocast
-    with (torch.no_grad(), patch.object(plain, "make_head", head),
+def compute_logp(model, rollout, dtype=torch.float32):
+    """Log-probs [B, T] of the rollout without gradient, computed under autocast to `dtype`; the LM
+    head in float32, as rollout.make_head does."""
+    with (torch.no_grad(),
           torch.autocast(model.device.type, dtype, enabled=dtype != torch.float32)):
         return plain.response_logp(model, rollout, entropy=False).logp              # [B, T]
 
 
 @contextmanager
-def rounded_weights(model, dtype, exact_head):
-    """The weights that autocast rounds, those of linear layers, as numbers of `dtype`."""
+def rounded_weights(model, dtype):
+    """The weights that autocast rounds, those of linear layers but the LM head, as numbers of
+    `dtype`."""
     head = model.get_output_embeddings()
-    layers = [m for m in model.modules() if isinstance(m, torch.nn.Linear)
-              and not (exact_head and m is head)]
-    tied = None if exact_head else head.weight
+    layers = [m for m in model.modules() if isinstance(m, torch.nn.Linear) and m is not head]
     before = [m.weight.data for m in layers]
     for m in layers:
-        if m.weight is not tied:                             # its embedding is not rounded
-            m.weight.data = m.weight.data.to(dtype).float()
+        m.weight.data = m.weight.data.to(dtype).float()
     yield
     for m, weight in zip(layers, before):
         m.weight.data = weight
 
 
 def measure_moves(model, rollout, train):
-    """log w [B, T] of a training step for EXACT and, for each format, as autocast sees it and in
+    """log w [B, T] of a training step in float32 and, for each format, as autocast sees it and in
     float32 with rounded weights: {name: log w}, {(name, "rounded"): log w}."""
     def every():
-        found = {"float32": compute_logp(model, rollout, *EXACT)}
-        for name, (dtype, exact_head) in FORMATS.items():
-            found[name] = compute_logp(model, rollout, dtype, exact_head)
-            with rounded_weights(model, dtype, exact_head):
-                found[name, "rounded"] = compute_logp(model, rollout, *EXACT)
+        found = {"float32": compute_logp(model, rollout)}
+        for name, dtype in FORMATS.items():
+            found[name] = compute_logp(model, rollout, dtype)
+            with rounded_weights(model, dtype):
+                found[name, "rounded"] = compute_logp(model, rollout)
         return found
     before = every()
     train(model)

@@ -1,4 +1,4 @@
-"""Peak memory of an update on a GPU that is not there (tests/gpu/pretend_device.py; needs g++).
+"""Peak memory of an update on a GPU that is not there (pretend_device.py; needs g++).
 
     python benchmarks/simulate.py FLAGS OF TRAIN.PY      # one run of a model of shapes.py
     python benchmarks/simulate.py                        # what gpu.py compares: simulated.json
@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "tests/gpu")]
+sys.path.insert(0, str(ROOT))
 from pretend_device import gpu  # noqa: E402  before torch
 
 import torch  # noqa: E402
@@ -44,7 +44,6 @@ def simulated(flags, layers=None):
 
 
 def main(argv):
-    gpu.shapes = True
     if argv:
         return print(f"{simulated(' '.join(argv)) / 1e9:.1f} GB at the peak of an update")
     found = {"flags": ROWS, "peaks": {}}

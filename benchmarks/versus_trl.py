@@ -1,7 +1,7 @@
 """TRL's GRPOTrainer and this project on the same work: seconds, memory, share of the limit.
 
     pip install trl==1.16.0
-    OMP_NUM_THREADS=2 python benchmarks/versus_trl.py     # --cases tiny_moe: one minute
+    OMP_NUM_THREADS=2 python benchmarks/versus_trl.py     # --cases default_run: one minute
 
 Both sides run in this process, in turns, on the same weights, prompts, number of completions and
 new tokens, optimizer steps, loss (GSPO), dtype and threads. TRL's side is its own generation,
@@ -36,17 +36,15 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 import rollout  # noqa: E402
 import train  # noqa: E402
 from make_max_data import make_max_data  # noqa: E402
-from moe import TinyMoE  # noqa: E402
-from plumbing.data import running_sum, tasks  # noqa: E402
+from plumbing.data import tasks  # noqa: E402
 from plumbing.data.datafiles import Problem  # noqa: E402
 from plumbing.data.stream import PromptStream  # noqa: E402
 from plumbing.data.task import Task  # noqa: E402
-from plumbing.model.cold_start import load_cold_start, make_tiny_config  # noqa: E402
+from plumbing.model.cold_start import load_cold_start  # noqa: E402
 from plumbing.model.policy import load_policy  # noqa: E402
 from session.arguments import parse  # noqa: E402
-from session.learner import make_learner  # noqa: E402
+from session.learner import Learner  # noqa: E402
 from plumbing.speed import fast  # noqa: E402
-from shapes import random_model  # noqa: E402
 from timing import (MB, command_line, in_turns, measure_limit, peak_bytes,  # noqa: E402
                     quotients, rounded, spread, table, write_json)
 from tools.export import translate  # noqa: E402
@@ -60,25 +58,19 @@ find_end_tokens = rollout.end_tokens
 class Case(NamedTuple):
     """The same work for both sides. The flags are those of train.py, beside its defaults."""
     title: str
-    model: str = "tiny_moe"
-    rounds: int = 10
-    tokens: int | None = 24              # of every response; None: they end by themselves
+    rounds: int = 2
+    tokens: int | None = None            # of every response; None: they end by themselves
     prompt: int | str | None = None      # its tokens, "max", or None: the built-in task's
-    flags: str = ""
+    model: str = SMOLLM2                 # "": the built-in one after its warm-up
+    flags: str = "--prompts_per_step 8 --steps_per_generation 2"
 
 
 CPU = torch.device("cpu")
 CASES = {
-    "tiny_moe": Case("tiny MoE, 256 × 24 tokens, log-probs recomputed"),
-    "tiny_moe_sampler": Case("tiny MoE, 256 × 24, log-probs of sampling reused",
-                             flags="--old_logp sampler"),
-    "default_run": Case("the default run, responses end by themselves", "cold_start", 16, None),
-    "tiny_moe_long": Case("tiny MoE, 256 × 128", rounds=4, tokens=128),
-    "tiny_dense": Case("tiny dense, 256 × 24", "tiny_dense", 8),
-    "smollm2_max": Case("SmolLM2-135M, 4-shot `max`, 64 answers", "smollm2", 2, 5, "max",
-                        "--prompts_per_step 8 --steps_per_generation 2"),
-    "smollm2": Case("SmolLM2-135M, 64 + 64 tokens, G 8", "smollm2", 2, 64, 64,
-                    "--prompts_per_step 4 --steps_per_generation 2"),
+    "default_run": Case("the default run, responses end by themselves", 16, model="", flags=""),
+    "smollm2_max": Case("SmolLM2-135M, 4-shot `max`, 64 answers", 2, 5, "max"),
+    "smollm2": Case("SmolLM2-135M, 64 + 64 tokens, G 8", 2, 64, 64,
+                    flags="--prompts_per_step 4 --steps_per_generation 2"),
 }
 
 
@@ -88,17 +80,16 @@ class Ours:
     """Rollout batches of train.train, one at a time."""
 
     def __init__(self, settings, task, folder):
-        self.settings = replace(settings, save_steps=0, eval_steps=0)
         self.task = task
         policy, self.tokenizer = load_policy(settings, task, CPU, folder)
-        self.learner = make_learner(settings, task, policy, self.tokenizer, CPU)
+        self.learner = Learner(settings, task, policy, self.tokenizer, CPU)
         self.learner.schedule = lambda updates: 1.0          # a constant learning rate
 
     def seconds(self, numbers, step):
         """Seconds of a batch with the problems of these numbers. With a forced length without the
         pass that the metrics need, which TRL does not make."""
         self.learner.stream = SimpleNamespace(next=lambda *_: numbers)
-        batch, mini, _, times = train.train_batch(self.settings, self.learner, self.task, step)
+        batch, mini, _, times = train.train_batch(self.learner, step)
         if ends_naturally(self.task):
             self.learner.score(mini.rollout, entropy=True)
             times.append(train.read_clock(CPU))
@@ -156,19 +147,6 @@ class Trl:
 
 # ------------------------------------------------------------------------------------------- a case
 
-def make_model(kind, folder, settings, tokenizer):
-    """Write a model with random weights to `folder`, as an ordinary checkpoint."""
-    ends = dict(eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)
-    if kind == "tiny_moe":
-        torch.manual_seed(0)
-        model = TinyMoE(make_tiny_config(settings, tokenizer))
-    else:                                                    # transformers' own code on both sides
-        model = random_model("qwen3", 96, 4, 4, 4, 192, len(tokenizer), tied=False,
-                             bos_token_id=None, **ends)
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-
-
 def ends_naturally(task):
     """Whether responses end where the policy ends them; else all have the largest length."""
     return task.name != FORCED
@@ -177,9 +155,7 @@ def ends_naturally(task):
 def forced_task(prompt_tokens, count, length):
     """A task whose rewards alternate, so that every group has right and wrong responses, all of
     this length."""
-    if prompt_tokens is None:
-        problems = running_sum.running_sum().train
-    elif prompt_tokens == "max":
+    if prompt_tokens == "max":
         # four worked lines, the same for all prompts, and a fifth to complete
         rows = make_max_data(tempfile.mkdtemp())[0].read_text(encoding="utf-8").splitlines()
         problems = [Problem(json.loads(row)["prompt"], "") for row in rows]
@@ -194,22 +170,19 @@ def forced_task(prompt_tokens, count, length):
 def prepare(case):
     """-> (settings of train.py, task, checkpoint folder) of a case."""
     flags = ["--device", "cpu", *case.flags.split()]
-    folder = SMOLLM2 if case.model == "smollm2" else tempfile.mkdtemp()
-    if case.model == "smollm2":
+    folder = case.model or tempfile.mkdtemp()
+    if case.model:
         flags += ["--model_name_or_path", folder, "--chat_template", "false",
                   "--learning_rate", "1e-5"]
+    task = None
     if case.tokens:
-        settings = parse([*flags, "--max_completion_length", str(case.tokens)])
-        task = forced_task(case.prompt, settings.prompts_per_step, case.tokens)
-    else:
-        settings = parse(flags)
-        task = None
+        flags += ["--max_completion_length", str(case.tokens)]
+        task = forced_task(case.prompt, parse(flags).prompts_per_step, case.tokens)
+    settings = parse(flags)
     task = tasks.prepare_task(settings, task)
-    if case.model == "cold_start":
+    if not case.model:
         for part in load_cold_start(settings, task, CPU):
             part.save_pretrained(folder)
-    elif case.model != "smollm2":
-        make_model(case.model, folder, settings, running_sum.builtin_tokenizer())
     return settings, task, folder
 
 
@@ -261,12 +234,8 @@ def count_forward_flop(config, Q, P, G, T, prefix=0):
     D = config.hidden_size
     H = config.num_attention_heads
     d = getattr(config, "head_dim", None) or D // H
-    E = getattr(config, "num_experts", 0)
     weights = 2 * D * H * d + 2 * D * config.num_key_value_heads * d  # q and o, k and v
-    if E:
-        weights += 3 * D * config.moe_intermediate_size * config.num_experts_per_tok + D * E
-    else:
-        weights += 3 * D * config.intermediate_size
+    weights += 3 * D * config.intermediate_size
     prompt = (prefix + Q * (P - prefix)) * (2 * weights + 4 * H * d * P / 2)
     response = Q * G * (T - 1) * (2 * weights + 4 * H * d * (P + T / 2))
     return config.num_hidden_layers * (prompt + response) + Q * G * T * 2 * D * config.vocab_size
@@ -313,7 +282,7 @@ def main(argv=None):
         found = json.loads(args.json.read_text(encoding="utf-8"))
     for name in args.cases:
         case = CASES[name]
-        if case.model == "smollm2" and not Path(SMOLLM2).is_dir():
+        if case.model and not Path(SMOLLM2).is_dir():
             print(f"{name}: left out: python tests/make_smollm2.py makes its checkpoint")
             continue
         found["cpu"][name] = run_case(case)                  # other cases in the file stay

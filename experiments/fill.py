@@ -4,26 +4,27 @@
 
 A table of figures stands below a line `<!-- =NAME -->` and an empty line. The figures of a sentence
 are {NAME} in experiments/sentences.py. Names come from experiments/results/numbers.json, which
-experiments/run.py writes, and from `texts` in the results of benchmarks:
+experiments/run.py writes, and from `texts` in other files of results/: those of benchmarks, and
+closed.json, the numbers of questions that are closed:
 
-    learning: against GRPO          mean and 95 % interval of a rule
-    mean learning: against GRPO     the mean alone
-    median learning: against GRPO   the median over seeds
-    level learning: against GRPO    the mean of the first term of the difference
-    other learning: against GRPO    that of its second term
-    above learning: against GRPO    the seeds at which it is above 0, "3 of 8"
-    seeds learning: against GRPO    their number
-    percent learning: against GRPO  the mean as a percentage
+    rule: GSPO against GRPO         mean and interval of a rule
+    mean rule: GSPO against GRPO    the mean alone; level, other: of the first, the second term of
+                                    the difference; seeds: their number
+    percent, above, median …        of closed questions: the mean as a percentage, the seeds at
+                                    which it is above 0, the median over seeds
+    line fair                       how far a question is, and its verdicts
+    compared fair                   a question: a row for each variant in each setting
+    decides                         every predicted difference of all questions
+    rates                           what each variant of `fair` reaches at each rate, and collapses
     lines losses.py                 of a file at the root
-    holm offpolicy: replay against none     p of "it is not 0", by Holm over its question
-    compared rule                   levels, differences and verdicts of a question's variants
-    decided, undecided, map         other tables of docs/evidence.md
     toy paper 24 at .05             and others of toy_rules.py: what toy.py's policy says
+    toy lengths                     a table of them
 
 A test checks that the pages are what this writes.
 """
 
 import argparse
+import itertools
 import json
 import re
 import sys
@@ -33,20 +34,22 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / folder) for folder in ("", "experiments", "benchmarks")]
 
 from losses import OBJECTIVES                                                        # noqa: E402
-from intervals import in_words                                                       # noqa: E402
 from judging import split_terms                                                      # noqa: E402
-from questions import MAP, QUESTIONS                                                 # noqa: E402
+from questions import FAIR_ARMS, FAIR_RATES, QUESTIONS                                                 # noqa: E402
 from sentences import SENTENCES                                                      # noqa: E402
 import toy_rules                                                                     # noqa: E402
 from timing import table                                                             # noqa: E402
 
-UNDECIDED = ("undecided", "not ", "identical")     # not run, not finished, not comparable
+NEW = ("fair", "weight", "controls_final", "pretrained")
+PLACES = {r"best (\d+) of (.+)": r"\1 tokens, \2's rate", r"best (\d+)": r"\1 tokens, own rates",
+          r"best": "SmolLM2", r"(\d+) 2e-4": r"\1 tokens"}      # of settings, in words
 TABLE = re.compile(r"<!-- =([^>]+) -->\n\n(?:\|.*\n)+")
 NAME = re.compile(r"\{(.+?)\}")
 
 
 def pages():
-    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")),
+            ROOT / "experiments/results/tables.md"]
 
 
 def texts():
@@ -56,34 +59,30 @@ def texts():
     numbers = found["numbers"]
     names = {f"lines {file.name}": str(len(file.read_text(encoding="utf-8").splitlines()))
              for file in ROOT.glob("*.py")}
-    names |= {"decided": verdicts(found, True), "undecided": verdicts(found, False),
-             "map": regimes(numbers), "quotient of epsilons": f"{ratio:.0f}"}
+    names["quotient of epsilons"] = f"{ratio:.0f}"
     for key, number in numbers.items():
         if number["mean"] is not None:
-            question, _, rule = key.partition(": ")
-            form = QUESTIONS[question].rules[rule].form
-            names[key] = interval(number, form)
-            names[f"seeds {key}"] = number["seeds"]
-            names[f"percent {key}"] = f"{number['mean']:.1%}"
-            names[f"mean {key}"] = signed(form.format(number["mean"]))
-            names[f"median {key}"] = signed(form.format(number["median"]))
+            names[key] = interval(number)
+            names[f"seeds {key}"] = str(number["seeds"])
+            names[f"mean {key}"] = signed(number["form"].format(number["mean"]))
             names |= {f"{which} {key}": f"{level:.3f}"
                       for which, level in zip(("level", "other"), number["levels"])}
-            names[f"above {key}"] = f"{number['above']} of {number['seeds']}"
-    names |= {f"holm {key}": probability(p) for key, p in found["holm"].items()}
-    names |= {f"compared {question}": compared(question, found)
-              for question in ("rule", "lengths", "own_rate", "controls")}
-    names |= toy_rules.texts(json.loads(toy_rules.RESULTS.read_text(encoding="utf-8")))
+    names |= {f"line {name}": line for name, line in found["lines"].items()}
+    names |= {f"compared {name}": compared(name, found) for name in NEW}
+    names |= {"decides": decides(found), "rates": usable_rates(found)}
+    toy = toy_rules.texts(json.loads(toy_rules.RESULTS.read_text(encoding="utf-8")))
+    names |= toy | {"toy lengths": toy_lengths(toy)}
     for file in sorted((ROOT / "experiments/results").glob("*.json")):
         names |= json.loads(file.read_text(encoding="utf-8")).get("texts", {})
     return names
 
 
-def interval(number, form):
+def interval(number):
     if number["mean"] is None:
         return "–"
-    middle, low, high = (signed(form.format(number[key])) for key in ("mean", "low", "high"))
-    return middle if number["seeds"] == "1" else f"{middle} [{low}, {high}]"
+    middle, low, high = (signed(number["form"].format(number[key]))
+                         for key in ("mean", "low", "high"))
+    return middle if number["seeds"] == 1 else f"{middle} [{low}, {high}]"
 
 
 def signed(text):
@@ -91,75 +90,125 @@ def signed(text):
     return re.sub(r"(?<![\de])-", "−", text)
 
 
-def verdicts(found, decided):
-    """The questions that are decided, by Holm over all of them, too, or those that are not, each
-    with the number of its first rule with this verdict, and its p or the seeds that it would take.
-    """
-    rows = []
-    for name, question in QUESTIONS.items():
-        answer = found["verdicts"][name]
-        sure = not answer["verdict"].startswith(UNDECIDED) and (answer["holm"] or 0) < .05
-        if not (question.deciding and answer["runs"]) or decided != sure:
-            continue
-        of = {rule: found["numbers"][f"{name}: {rule}"] for rule in question.deciding}
-        rule = next((rule for rule in of if of[rule]["verdict"] == answer["verdict"]), [*of][0])
-        p = answer["holm"]
-        more = ((in_words(answer["verdict"]) + f", p {probability(p)}" * (p is not None),)
-                if decided else (of[rule]["seeds"], of[rule]["needed"] or "–"))
-        rows.append((f"{question.claim} (`{name}`)",
-                     interval(of[rule], question.rules[rule].form), *more, question.asked))
-    last = ("verdict",) if decided else ("seeds", "seeds needed")
-    return table(("claim (experiment)", "number", *last, "rule written"), *rows)
+class Seen:
+    """What numbers.json has of a question: numbers by what its rules compare."""
+
+    def __init__(self, name, found):
+        self.name, self.question, self.chosen = name, QUESTIONS[name], found["chosen"]
+        self.numbers = {rule.of: found["numbers"][f"{name}: {label}"]
+                        for label, rule in self.question.rules.items()}
+
+    def value(self, variant, setting, figure):
+        return self.numbers.get(f"{variant}@{setting}:{figure}", {}).get("mean")
+
+    def show(self, variant, setting, figure, digits=3):
+        value = self.value(variant, setting, figure)
+        return "–" if value is None else f"{value:.{digits}f}"
+
+    def difference(self, one, other, setting, figure):
+        """A difference, its verdict and what was predicted."""
+        number = self.numbers.get(f"{one}@{setting}:{figure} - {other}@{setting}:{figure}")
+        if number is None or number["mean"] is None:
+            return "–"
+        verdict, predicted = number["verdict"], number["predicted"]
+        if predicted:
+            verdict += ", as predicted" if verdict == predicted else f" (predicted: {predicted})"
+        return f"{interval(number)} {verdict}".strip()
+
+    def narrow(self, variant, setting):
+        """ε over the standard deviation of log s, of a variant that clips s."""
+        rate = self.rate(variant, setting)
+        settings = self.question.list_settings(variant)
+        flags = f"{settings.get(rate or setting, '')} {self.question.variants[variant]}"
+        sigma = self.value(variant, setting, "std_log_s")
+        if sigma is None or " gspo" not in flags and "--drop_by_s" not in flags:
+            return "–"
+        epsilon = float([OBJECTIVES["gspo"].epsilon, *re.findall(r"--epsilon (\S+)", flags)][-1])
+        return f"{epsilon / sigma:.2g}" if epsilon < 1 else "–"
+
+    def rate(self, variant, setting):
+        """The setting that a variant has chosen, None where none is chosen."""
+        words, _, other = setting.partition(" of ")
+        return self.chosen.get(f"{self.name}: {words}, {other or variant}")
 
 
-def regimes(numbers):
-    """GSPO and GSPO wide beside GRPO: levels, and differences with their intervals."""
-    rows = []
-    for where, *keys in MAP:
-        paper, wide = (key and numbers[key] for key in keys)
-        rows.append((where.removeprefix("tiny task, "), f"{wide['levels'][1]:.3f}",
-                     *(f"{of['levels'][0]:.3f}: {interval(of, '{:+.3f}')}" if of else "–"
-                       for of in (paper, wide))))
-    return table(("batches, rate × mini-batches (experiment)", "GRPO",
-                  "the paper's range: minus GRPO", "GSPO wide: minus GRPO"), *rows)
+def place(setting):
+    """A setting in words."""
+    return next((re.sub(pattern, words, setting) for pattern, words in PLACES.items()
+                 if re.fullmatch(pattern, setting)), setting)
 
 
 def compared(name, found):
-    """The variants of a question in its settings: mean pass rate, clip_signal, the learning rate if
-    it was chosen, difference from GRPO and verdict. Below them its other comparisons."""
-    question = QUESTIONS[name]
-    rules = {rule.of: (label, rule, found["numbers"][f"{name}: {label}"])
-             for label, rule in question.rules.items()}
-    cells = {}
-    for of, (label, _, level) in list(rules.items()):
-        if of.endswith(":mean") and " - " not in of:
-            (_, variant, setting, _), = split_terms(of)
-            place = label.removeprefix(variant).removesuffix(": mean").strip(", ")
-            share = rules[of.replace(":mean", ":clip_signal")][2]
-            best = (found["chosen"].get(f"{name}: {variant} {setting}") or "").rpartition(" ")[2]
-            against = rules.pop(f"{of} - GRPO@{setting}:mean", None)
-            cells[variant, place] = "–" if level["mean"] is None else (
-                f"{level['mean']:.3f} ({share['mean']:.2f})" + f" at {best}" * bool(best)
-                + (f": {difference(*against[1:])}" if against else ""))
-    places = dict.fromkeys(place for _, place in cells)
-    rows = [(variant, *(cells[variant, place] for place in places))
-            for variant in question.variants]
-    rows += [(label, difference(rule, number), *[""] * (len(places) - 1))
-             for label, rule, number in rules.values() if rule.level]
-    return table(("mean pass rate (share): minus GRPO",
-                  *(place or "tiny task" for place in places)), *rows)
+    """A row for each variant in each setting of a question; below them its other differences."""
+    seen = Seen(name, found)
+    figure = seen.question.by
+    rows, others = [], []
+    for label, rule in seen.question.rules.items():
+        (_, one, setting, of), *rest = split_terms(rule.of)
+        if of != figure or label.startswith("choosing"):
+            continue
+        other = rest[0][1] if rest else "GRPO"
+        both = [seen.difference(one, other, setting, which) for which in (of, "speed")]
+        if not rest:
+            rate = (seen.rate(one, setting) or "").rpartition(" ")[2]
+            rows.append((place(setting), one + f" at {rate}" * bool(rate),
+                         seen.show(one, setting, of), *both,
+                         seen.show(one, setting, "clip_signal"), seen.narrow(one, setting),
+                         seen.show(one, setting, "dropped")))
+        elif other != "GRPO":
+            others.append((place(setting), f"{one} − {other}", "", *both, "", "", ""))
+    what = {"after": "final pass@1", "reward": "held-out reward"}[figure]
+    order = list(dict.fromkeys(row[0] for row in rows))
+    return table((f"`{name}`: {found['lines'][name]}", "arm", what, f"{what}: minus GRPO",
+                  "speed: minus GRPO", "share", "ε/σ", "dropped"),
+                 *sorted(rows + others, key=lambda row: order.index(row[0])))
 
 
-def difference(rule, number):
-    """A difference and its verdict, if its rule has one, with what was predicted."""
-    verdict = number["verdict"].partition(" (")[0] * bool(rule.level and number["mean"] is not None)
-    as_said = {"": "", verdict: ", as predicted"}.get(rule.predicted,
-                                                      f" (predicted: {rule.predicted})")
-    return f"{interval(number, rule.form)} {verdict}{as_said * bool(verdict)}".strip()
+def decides(found):
+    """The predicted differences of all questions but those of w from GRPO, a row each."""
+    rows = []
+    for name in NEW:
+        seen = Seen(name, found)
+        for rule in seen.question.rules.values():
+            (_, one, setting, of), *rest = split_terms(rule.of)
+            if not rule.predicted or one.startswith("w,"):
+                continue
+            other = rest[0][1]
+            both = lambda show: "/".join(show(arm) for arm in (one, other))
+            rows.append((place(setting), f"{one} − {other}",
+                         both(lambda arm: seen.show(arm, setting, "clip_signal", 2)),
+                         both(lambda arm: seen.narrow(arm, setting)),
+                         seen.difference(one, other, setting, of),
+                         seen.difference(one, other, setting, "speed")))
+    return table(("situation", "arms", "share", "ε/σ", "final", "speed"), *rows)
 
 
-def probability(p):
-    return "–" if p is None else "<0.001" if p < 5e-4 else f"{p:.3f}"
+def usable_rates(found):
+    """What the choosing seeds of `fair` reach at each rate."""
+    seen = Seen("fair", found)
+    rows = []
+    for length, arm in itertools.product(("21", "61"), FAIR_ARMS):
+        cells = []
+        for setting in (f"{length} {rate}" for rate in FAIR_RATES):
+            collapsed = seen.numbers[f"{arm}@{setting}:collapsed"]
+            cells.append("–" if collapsed["mean"] is None else
+                         f"{seen.show(arm, setting, 'after')} "
+                         f"({collapsed['mean'] * collapsed['seeds']:.0f} of {collapsed['seeds']}; "
+                         f"{seen.show(arm, setting, 'clip_signal', 2)}; "
+                         f"{seen.narrow(arm, setting)})")
+        rows.append((f"{arm}, {length} tokens", *cells))
+    return table(("final pass@1 (collapsed; share; ε/σ)", *FAIR_RATES), *rows)
+
+
+def toy_lengths(toy):
+    """toy.py's policy at its five lengths: differences from GRPO."""
+    lengths = (8, 24, 80, 240, 800)
+    rows = [(words, *(toy[name.format(L)] for L in lengths)) for words, name in (
+        ("the paper's range, rate .05", "toy paper {} at .05"),
+        ("the paper's range, own rates", "toy paper {} own"),
+        ("wide, own rates", "toy wide {} own"))]
+    return table(("mean exact pass rate of 16 batches: minus GRPO",
+                  *(f"{L} digits" for L in lengths)), *rows)
 
 
 def fill(text, names, sentences=""):

@@ -1,13 +1,11 @@
 """The pictures and numbers of docs/lesson.md.
 
-    python experiments/lesson.py                     from what is recorded
-    python experiments/lesson.py --flips runs/gspo   measures a default run's expert flips again
-    python experiments/lesson.py --game runs/turns   a game of a run of recipes/turns.yaml
-    python experiments/lesson.py --clip runs/clip    who is clipped in a run with --save_minibatches
-    python experiments/lesson.py --drift runs/clip   what earlier updates have done in such a run
+    python experiments/lesson.py
 
 Recorded are docs/notebooks/recorded_batch.json (one rollout batch before and after updates on
-GSPO's loss without a clip) and results/lesson.json, which this writes.
+GSPO's loss without a clip) and results/lesson.json: who is clipped in a run of ten batches, a game
+of a run of recipes/turns.yaml, expert flips of a default run; the code that measured them is that
+of commit 99b9041.
 """
 
 import argparse
@@ -16,12 +14,11 @@ import math
 import sys
 from collections import Counter
 from pathlib import Path
-from statistics import mean, median, pstdev
+from statistics import pstdev
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "experiments")]
+sys.path.insert(0, str(ROOT))
 
-import judging                                                                       # noqa: E402
 from losses import OBJECTIVES                                                        # noqa: E402
 from tools import style                                                              # noqa: E402
 
@@ -39,79 +36,8 @@ def read_batch():
 
 # ------------------------------------------------------------------------------------ the numbers
 
-def measure_flips(run):
-    """Mean |log w| of a run's tokens whose experts changed and of the others, per layer and for any
-    layer, from its tokens.jsonl (one group per rollout batch)."""
-    found = {}
-    for line in (Path(run) / "tokens.jsonl").read_text(encoding="utf-8").splitlines():
-        group = json.loads(line)
-        for i, mask in enumerate(group["mask"]):
-            for t in [t for t, loss_token in enumerate(mask) if loss_token]:
-                moved = abs(group["new_logp"][i][t] - group["old_logp"][i][t])
-                layers = [set(old[t]) != set(new[t]) for old, new in
-                          zip(group["old_experts"][i], group["new_experts"][i])]
-                for layer, flipped in enumerate([*layers, any(layers)]):
-                    found.setdefault((layer, flipped), []).append(moved)
-    last = max(layer for layer, _ in found)
-    rows = [[mean(found[layer, flipped]) for flipped in (False, True)] for layer in range(last + 1)]
-    share = len(found[last, True]) / (len(found[last, True]) + len(found[last, False]))
-    medians = [median(found[last, flipped]) for flipped in (False, True)]
-    counts = [len(found[layer, True]) for layer in range(last + 1)]
-    return dict(layers=rows[:-1], any=rows[-1], share=share, medians=medians, counts=counts,
-                tokens=counts[last] + len(found[last, False]))
-
-
-def measure_clip(run, batches=10):
-    """[[log s, Â]] of the responses with Â ≠ 0 before the update on mini-batch 4, of the first
-    batches of a run with --save_minibatches."""
-    with open(Path(run) / "minibatches.jsonl", encoding="utf-8") as file:
-        minis = [json.loads(line)["minibatches"][3] for _, line in zip(range(batches), file)]
-    dots = [(mean(map(float.__sub__, one["logp"], one["old_logp"])), one["advantage"])
-            for mini in minis for one in mini if one["advantage"]]
-    return [[round(s, 7), round(A, 3)] for s, A in dots]
-
-
-def measure_drift(run, batches=10):
-    """Of a run with --save_minibatches: what earlier updates have done to mini-batches 2 to 4 of
-    the first batches."""
-    with open(Path(run) / "minibatches.jsonl", encoding="utf-8") as file:
-        records = [json.loads(line)["minibatches"] for _, line in zip(range(batches), file)]
-    return {"minis": [[measure_mini(mini) for mini in minis[1:]] for minis in records]}
-
-
-def measure_mini(mini):
-    """Moments and shares of the responses of a mini-batch with Â ≠ 0; `zero`: the share of the
-    others."""
-    rows = [([new - old for new, old in zip(one["logp"], one["old_logp"])], one["advantage"])
-            for one in mini if one["advantage"]]
-    tokens = [x for row, _ in rows for x in row]
-    dots = [(mean(row), A) for row, A in rows]
-    share = lambda flags: sum(flags) / len(dots)
-    found = {"zero": 1 - len(rows) / len(mini), "v": pstdev(tokens)**2, "mean": mean(tokens),
-             "sigma": pstdev(s for s, _ in dots),
-             "outside": share(not EDGES[0] <= s <= EDGES[1] for s, _ in dots),
-             "clipped": share(is_clipped(s, A) for s, A in dots)}
-    return {key: float(f"{value:.4g}") for key, value in found.items()}
-
-
 def is_clipped(s, A):
     return s > EDGES[1] if A > 0 else s < EDGES[0]
-
-
-def read_game(run):
-    """A response of a run of recipes/turns.yaml whose last turn alone is wrong, beside one that won
-    and one that lost: what it wrote, its reward, and both kinds of advantages."""
-    for line in (Path(run) / "tokens.jsonl").read_text(encoding="utf-8").splitlines():
-        group = json.loads(line)
-        rewards = group["rewards"]
-        spoiled = [i for i, r in enumerate(rewards) if r == .75 and group["advantages"][i][-1] < 0]
-        if spoiled and {1, .25} <= {*rewards} and group["advantages"][spoiled[0]][0] > .5:
-            break
-    chosen = (rewards.index(1), spoiled[0], rewards.index(.25))
-    responses = [{"tokens": group["tokens"][i], "mask": group["mask"][i], "reward": rewards[i],
-                  "turns": group["advantages"][i],
-                  "response": (rewards[i] - mean(rewards)) / pstdev(rewards)} for i in chosen]
-    return {"step": group["step"], "prompt": group["prompt"].strip(), "responses": responses}
 
 
 def describe(record):
@@ -130,7 +56,7 @@ def save(figure, name):
 
 
 def draw_regions():
-    """Section 2: what the clip leaves of the gradient, by the sign of Â and the place of the
+    """Section 3: what the clip leaves of the gradient, by the sign of Â and the place of the
     ratio."""
     from matplotlib.patches import Rectangle
     figure, axes = style.panels(1, 1, height=2.6, width=6.4)
@@ -175,7 +101,7 @@ def draw_clip(dots):
 
 
 def draw_flips(flips):
-    """Section 9: how far tokens move whose experts changed, and their numbers."""
+    """Section 10: how far tokens move whose experts changed, and their numbers."""
     figure, axes = style.panels(1, 1, height=3.6, width=5.4)
     rows = [*flips["layers"], flips["any"]]
     for flipped, name, colour in ((0, "the same experts", style.GREY),
@@ -189,22 +115,6 @@ def draw_flips(flips):
                 "mean |log w|")
     axes.legend(loc="upper right")
     save(figure, "lesson_flips")
-
-
-def draw_turns():
-    """Section 6: games won against games played, with one advantage per response and per turn."""
-    runs = {}
-    for (variant, _, _), run in judging.read("turns").items():
-        runs.setdefault(variant, []).append(run["figures"]["pass_rates"])
-    figure, axes = style.panels(1, 1, height=3.6, width=5.4)
-    for name, colour in (("GSPO wide", style.GREEN), ("GRPO", style.ORANGE), ("GSPO", style.BLUE)):
-        for variant, line in ((f"{name}, turns", "-"), (name, "--")):
-            means = [mean(values) for values in zip(*runs[variant])]
-            axes.plot([128 * i for i in range(len(means))], means, line, color=colour,
-                      label=variant)
-    style.label(axes, "Does an advantage for every turn help?", "games played", "share won")
-    axes.legend(loc="lower right")
-    save(figure, "turns")
 
 
 def split_turns(prompt, response):
@@ -234,7 +144,7 @@ def find_right_turns(prompt, response):
 
 
 def draw_game(game):
-    """Section 8: the turns of three games, colored by their advantage."""
+    """Section 9: the turns of three games, colored by their advantage."""
     from matplotlib.patches import Rectangle
     figure, grid = style.panels(2, 1, height=5, width=5.4)
     titles = ("gspo: one advantage for the response", "gspo_token with turn_returns: one per turn")
@@ -263,22 +173,12 @@ def draw_game(game):
     save(figure, "lesson_game")
 
 
-MEASURES = {"flips": measure_flips, "game": read_game, "clip": measure_clip,
-            "drift": measure_drift}
-
-
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    for name in MEASURES:
-        parser.add_argument(f"--{name}", metavar="FOLDER")
+    argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
     record = json.loads(RECORDED.read_text(encoding="utf-8"))
-    for name, folder in vars(parser.parse_args()).items():
-        if folder:
-            record[name] = MEASURES[name](folder)
     draw_regions()
     draw_clip(record["clip"])
     draw_game(record["game"])
-    draw_turns()
     draw_flips(record["flips"])
     record["texts"] = describe(record)
     RECORDED.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -1,7 +1,7 @@
 """Makes the runs of a question that are missing, judges it and draws it.
 
     python experiments/run.py                    every question and its verdict, what it still
-                                                 lacks; results/numbers.json and the figures
+                                                 lacks; results/numbers.json
     python experiments/run.py NAME               make the missing runs; goes on where it stopped
     python experiments/run.py NAME --most 20     at most 20 runs now
     python experiments/run.py NAME --judge       make no runs: the rules and their verdicts
@@ -13,19 +13,16 @@
 
 A run is a command line of train.py and a line of results/NAME.jsonl beside this file: question,
 variant (`arm`), setting (`cell`), seed, command, figures, seconds, machine, versions and commit.
-Delete a line and its run is made again, and, if that is elsewhere than the runs it is compared
-with, these too; the last line counts. A line whose flags are no longer those of the table counts as
-not made. A seed whose supervised warm-up an earlier train.py refused has `refused` in place of
-figures. The commit is the last one that changed the program or the script of the run. An
-interruption loses only the current run. A process uses one core; warm-ups are shared. The figures
-of pages go to docs/figures, others to runs/questions.
+Delete a line and its run is made again; the last line counts. A line whose flags are no longer
+those of the table counts as not made. A seed whose supervised warm-up has not learned the task has
+`refused` in place of figures. The commit is the last one that changed the program or the script of
+the run. An interruption loses only the current run. A process uses one core; warm-ups are shared.
 """
 
 import argparse
 import contextlib
 import hashlib
 import io
-import itertools
 import json
 import math
 import os
@@ -51,11 +48,10 @@ import judging                                                                  
 import pictures                                                                      # noqa: E402
 import rows                                                                          # noqa: E402
 from judging import read                                  # noqa: E402
-from questions import MAP, QUESTIONS                                                 # noqa: E402
+from questions import QUESTIONS                                                 # noqa: E402
 from features.sampler_format import find_sampler_format                              # noqa: E402
 from plumbing.refusal import Refusal                                                 # noqa: E402
-from session.arguments import (                                                      # noqa: E402
-    Settings, parse, parse_flags, resolve, with_defaults)
+from session.arguments import Settings, parse_flags, resolve, with_defaults           # noqa: E402
 
 
 # ------------------------------------------------------------------------------- what is missing
@@ -63,13 +59,13 @@ from session.arguments import (                                                 
 def missing(question, runs):
     """The (variant, setting, seed) of the plan without a run, in order; setting None: it waits for
     a choice."""
-    refused = {(judging.group_name(setting), seed)
+    refused = {(setting.rpartition(" ")[0], seed)
                for (_, setting, seed), run in runs.items() if "refused" in run}
     for part in question.plan:
         places = [(variant, setting) for words in part.settings.split(", ")
                   for variant in part.variants or question.variants
                   for setting in judging.resolve_settings(question, runs, variant, words)]
-        groups = {judging.group_name(setting) for _, setting in places if setting}
+        groups = {setting.rpartition(" ")[0] for _, setting in places if setting}
         usable = [s for s in part.seeds if not any((group, s) in refused for group in groups)]
         yield from ((*place, seed) for seed in usable[:part.count] for place in places
                     if (*place, seed) not in runs)
@@ -77,17 +73,15 @@ def missing(question, runs):
 
 def current(question, runs):
     """Those of the runs whose flags are still those of the table. A run whose variant or setting no
-    table has stays as it is."""
+    table has, and one of --pool, stays as it is."""
     def same(key, run):
         variant, setting, _ = key
-        known = variant in question.variants and (
-            question.measure or setting in question.list_settings(variant))
-        if not known or not run.get("command"):
+        if ("command" not in run or variant not in question.variants
+                or setting not in question.list_settings(variant)):
             return True
         planned, was = (re.sub(r" ?--seed \d+", "", words)
                         for words in (command(question, *key), run["command"]))
-        return planned == was or not question.measure and find_settings(planned) == find_settings(
-            was)
+        return planned == was or find_settings(planned) == find_settings(was)
     return {key: run for key, run in runs.items() if same(key, run)}
 
 
@@ -103,17 +97,6 @@ def find_settings(words):
     return str(own), replace(settings, sampler_dtype=find_sampler_format(settings))
 
 
-def mixed(question, runs):
-    """The (variant, setting, seed) of runs that a rule compares with one made elsewhere, but for
-    those made here: a seed is made again as a whole."""
-    here = judging.provenance(describe_machine(question))
-    keys = {id(run): key for key, run in runs.items()}
-    for rule in question.rules.values():
-        for _, used in judging.pair(question, runs, rule).values():
-            if not judging.comparable(used):
-                yield from (keys[id(run)] for run in used if judging.provenance(run) != here)
-
-
 def find_question(name):
     """(name, Question) of a name of the table, or of a file with a QUESTION of one's own."""
     if not name.endswith(".py"):
@@ -127,8 +110,11 @@ def find_question(name):
 
 
 def judged(question, runs):
-    """({rule: dict}, the verdict of the question)."""
-    return judging.judge(question, runs, len(list(missing(question, runs))))
+    """({rule: dict}, a line about the question)."""
+    lacking = len(list(missing(question, runs)))
+    made = sum("refused" not in run for run in runs.values())
+    found = judging.judge(question, runs, lacking)
+    return found, judging.summarize(question, found, made, lacking)
 
 
 def forecast(name, question, runs):
@@ -146,13 +132,9 @@ def forecast(name, question, runs):
 
 def command(question, variant, setting, seed):
     """The command line of a run."""
-    flags = question.variants[variant]
-    if question.measure:
-        words = (f"python experiments/measures.py {question.measure} --seed {seed}", flags)
-    else:
-        words = (f"--device cpu --seed {seed}", question.flags,
-                 question.list_settings(variant)[setting], flags)
-    return " ".join(filter(None, words))
+    return " ".join(filter(None, (f"--device cpu --seed {seed}", question.flags,
+                                  question.list_settings(variant)[setting],
+                                  question.variants[variant])))
 
 
 def describe_machine(question):
@@ -165,7 +147,7 @@ def describe_machine(question):
     return dict(machine=f"{cpu}, {torch.get_num_threads()} thread(s)",
                 versions=f"Python {platform.python_version()}, torch {torch.__version__}, "
                          f"transformers {transformers.__version__}",
-                commit=describe_code("measures" if question.measure else question.script))
+                commit=describe_code(question.script))
 
 
 @cache
@@ -193,11 +175,6 @@ def make(name, question, variant, setting, seed):
     script = import_module(question.script)
     line = dict(question=name, arm=variant, cell=setting, seed=seed, command=words)
     began = time.process_time()
-    if question.measure:
-        from measures import MEASURES
-        found = rounded(MEASURES[question.measure](seed, question.variants[variant]))
-        spent = dict(seconds=time.process_time() - began)
-        return line | dict(figures=found) | spent | describe_machine(question)
     folder = Path("runs/questions") / f"{os.getpid()}"
     code, printed, more = quietly(script.main, [*words.split(), "--output_dir", str(folder)])
     spent = dict(seconds=round(time.process_time() - began, 2)) | describe_machine(question)
@@ -210,8 +187,7 @@ def make(name, question, variant, setting, seed):
     shutil.rmtree(folder)
     if records[0]["pass_rate"] < question.least_start:
         return line | dict(refused=f"first pass rate {records[0]['pass_rate']:.3f}") | spent
-    settings = parse(rows.split(words.split())[1])
-    found = figures(records, summary, settings) | (more or {})
+    found = figures(records, summary) | (more or {})
     return line | dict(figures=rounded(found)) | spent
 
 
@@ -240,73 +216,32 @@ def pool(question, folder):
         if not place:
             print(f"  left out, as it has the flags of no variant: {file.parent}")
             continue
-        found = figures(read_records(file.parent), summary, settings)
+        found = figures(read_records(file.parent), summary)
         runs[(*place, settings.seed)] = dict(
             figures=found, seconds=found["seconds"], machine="that of the seed",
             versions="not compared", commit="not compared")
     return runs
 
 
-def figures(records, summary, settings):
+def figures(records, summary):
     """What is kept of a run. One that train.py stopped, as its updates were not finite, counts with
-    its last pass rate."""
-    def each(name):
-        return [r.get(name) for r in records]
-
-    def median(name):
-        return statistics.median([x for x in each(name) if x is not None] or [None])
-
-    after = summary.get("pass_at_1_after", records[-1]["pass_rate"])
-    held_out = [score[0] for score in each("pass_at_1") if score]    # without its interval
-    shares = [r["variance_factor"] / r["inverse_length"] for r in records
-              if r.get("variance_factor") and r.get("inverse_length")]
+    its last pass rate. Of mini-batches with a signal, before their steps: clip_signal, the mean,
+    and std_log_s, that of log s in the last one of a batch, the median over the batches."""
+    pass_rates = [r["pass_rate"] for r in records]
+    after = summary.get("pass_at_1_after", pass_rates[-1])
+    held_out = [r["pass_at_1"][0] for r in records if r.get("pass_at_1")]    # without its interval
+    updates = [[u for u in r["minibatches"] if u["signal_tokens"]] for r in records]
     return {
-        "before": summary.get("pass_at_1_before", records[0]["pass_rate"]),
+        "before": summary.get("pass_at_1_before", pass_rates[0]),
         "after": after,
-        "speed": intervals.mean([*held_out, after] if held_out else each("pass_rate")[1:]),
-        "greedy": summary.get("greedy_after"), "seconds": summary.get("seconds"),
-        "reward_before": summary.get("reward_before"), "reward": summary.get("reward_after"),
-        "collapsed": collapsed(each("pass_rate")),
-        "to_80": next((r["step"] for r in records if r["pass_rate"] >= .8), settings.steps + 1),
-        "late": intervals.mean(each("pass_rate")[len(records) // 2:]),
-        "mean": intervals.mean(each("pass_rate")),
-        **before_steps([[update for update in r["minibatches"] if update["signal_answers"]]
-                        for r in records]),
-        "pass_rates": each("pass_rate"), "held_out": held_out, "rewards": each("reward"),
-        "lengths": each("length"),
-        "clipped": intervals.mean(r["clip_low"] + r["clip_high"] for r in records),
-        "log_s_var": median("log_s_var"),
-        "factor_times_length": statistics.median(shares or [None]),
-        "inverse_length": median("inverse_length"),
-        "flips": median("flip_rate")}
-
-
-def before_steps(batches):
-    """Where responses with an advantage stood before the steps. batches: the mini-batches of each
-    batch that have some. clip_signal: the share of their tokens that was clipped, mean over all
-    mini-batches. std_log_s, mean_log_s: before the last step of a batch, median over the batches.
-    own: of those outside the clip range, the share that had moved in their own advantage's
-    direction. own_permuted: its expectation if advantages were permuted within the mini-batch.
-    own_right, own_wrong: own, of those with a positive and with a negative advantage."""
-    updates = sum(batches, [])
-    if not updates:                      # no group ever had a right and a wrong response
-        return {}
-    last = [updates[-1] for updates in batches if updates]
-    total = lambda of: sum(u["signal_answers"] * of(u) for u in updates)
-    share = lambda part, whole: part / whole if whole else None
-    below, above = total(lambda u: u["signal_below"]), total(lambda u: u["signal_above"])
-    own_below, own_above = (total(lambda u: u["signal_own_below"]),
-                            total(lambda u: u["signal_own_above"]))
-    permuted = total(lambda u: u["signal_below"] * (1 - u["signal_positive"])
-                     + u["signal_above"] * u["signal_positive"])
-    outside = below + above
-    return {"clip_signal": intervals.mean(u["clip_signal"] for u in updates),
-            "std_log_s": statistics.median(math.sqrt(u["signal_log_s_var"]) for u in last),
-            "mean_log_s": statistics.median(u["signal_log_s_mean"] for u in last),
-            "own": share(own_below + own_above, outside),
-            "own_permuted": share(permuted, outside),
-            "own_right": share(own_above, own_above + below - own_below),
-            "own_wrong": share(own_below, own_below + above - own_above)}
+        "speed": intervals.mean([*held_out, after] if held_out else pass_rates[1:]),
+        "seconds": summary.get("seconds"), "reward": summary.get("reward_after"),
+        "collapsed": collapsed(pass_rates),
+        "clip_signal": intervals.mean(u["clip_signal"] for us in updates for u in us)
+                       if any(updates) else None,
+        "std_log_s": statistics.median([math.sqrt(us[-1]["log_s_var"]) for us in updates if us]
+                                       or [None]),
+        "pass_rates": pass_rates, "held_out": held_out}
 
 
 def collapsed(pass_rates, patience=4):
@@ -345,60 +280,20 @@ def rounded(x):
 # -------------------------------------------------------------------------------- what was found
 
 def summary():
-    """What fill.py puts into pages: {"verdicts": {question: …}, "numbers": {"question: rule": …},
-    "holm": {"question: rule": p of "it is not 0", by Holm over the question's rules}, "chosen":
-    {"question: variant best group": its best setting}}."""
-    found = dict(verdicts={}, numbers={}, holm={}, chosen={})
+    """What fill.py puts into pages: {"lines": {question: how far it is, and its verdicts},
+    "numbers": {"question: rule": …}, "chosen": {"question: setting, variant": its best setting}}.
+    """
+    found = dict(lines={}, numbers={}, chosen={})
     for name, question in QUESTIONS.items():
         runs = current(question, read(name))
-        numbers, verdict = judged(question, runs)
-        found["verdicts"][name] = dict(verdict=verdict, p=verdict.p, runs=len(runs))
+        numbers, found["lines"][name] = judged(question, runs)
         found["numbers"] |= {f"{name}: {rule}": number for rule, number in numbers.items()}
-        rules = [rule for rule, of in question.rules.items() if not of.reported]
-        holm = intervals.holm([numbers[rule]["zero"] for rule in rules])
-        found["holm"] |= {f"{name}: {rule}": p for rule, p in zip(rules, holm)}
-        found["chosen"] |= {
-            f"{name}: {variant} best {group}": judging.choose_best(question, runs, variant, group)
-            for variant, group in judging.list_choices(question)}
-    corrected = intervals.holm([v["p"] for v in found["verdicts"].values()])
-    for row, p in zip(found["verdicts"].values(), corrected):
-        row["holm"] = p
+        for part in question.plan:
+            for words in part.settings.split(", "):
+                for variant in part.variants or question.variants if words[:4] == "best" else ():
+                    found["chosen"][f"{name}: {words}, {variant}"], = judging.resolve_settings(
+                        question, runs, variant, words)
     return rounded(found)
-
-
-def draw(name, question, runs):
-    """The figure of a question: of docs/figures, or a forest in runs/questions."""
-    found, verdict = judged(question, runs)
-    if name == "variance":
-        return pictures.variance(question, verdict, factors())
-    if name in ("curves", "guess"):
-        return pictures.learning_curves(name, question, runs)
-    if name == "offpolicy":
-        return pictures.regimes(place_on_map(), runs)
-    return pictures.forest(name, question, found, verdict)
-
-
-def place_on_map():
-    """[(where, number of GSPO - GRPO, number of GSPO wide - GRPO)] of the rows of questions.MAP,
-    judged here."""
-    names = {key.split(":")[0] for _, *keys in MAP for key in keys if key}
-    numbers = {f"{name}: {rule}": number for name in names
-               for rule, number in judged(
-                   QUESTIONS[name], current(QUESTIONS[name], read(name)))[0].items()}
-    return [(where, *map(numbers.get, keys)) for where, *keys in MAP]
-
-
-def factors():
-    """{model: [(1/L, Var[log s] / Var[log w])]}: of a model taught little at each length, of runs
-    of the default task and of the pretrained model."""
-    read_figures = lambda name: [run["figures"] for run in read(name).values()]
-    return {"width 64, by length": [point for of in read_figures("variance")
-                                    for point in zip((1 / L for L in of["lengths"]),
-                                                     of["factors"])]} | {
-        model: [(of["inverse_length"], of["inverse_length"] * of["factor_times_length"])
-                for of in read_figures(name)]
-        for name, model in (("epochs", "default task, a run"),
-                            ("counting", "SmolLM2 counts, a run"))}
 
 
 # ------------------------------------------------------------------------------ the command line
@@ -434,13 +329,14 @@ def main(argv=None):
         if options.names and not (options.judge or given):
             make_all(name, question, options)
             runs = current(question, read(name, options.folder))
-        found, verdict = judged(question, runs)
+        found, line = judged(question, runs)
         if options.names:
-            judging.print_verdict(question, runs, found, verdict)
+            judging.print_verdict(question, runs, found, line)
         else:
-            print(f"    {question.claim}: {intervals.in_words(verdict)}")
-        if runs and not options.judge and (options.names or name in pictures.SHOWN):
-            print(f"    figure: {draw(name, question, runs) or 'none, as no rule has a number'}")
+            print(f"    {question.claim}: {line}")
+        if options.names and not options.judge:
+            figure = pictures.forest(name, question, found, line)
+            print(f"    figure: {figure or 'none, as no rule has a number'}")
     if options.folder == "experiments/results" and not (options.judge or given):
         text = json.dumps(summary(), indent=1, ensure_ascii=False)
         (ROOT / "experiments/results/numbers.json").write_text(text + "\n", encoding="utf-8")
@@ -457,8 +353,7 @@ def make_all(name, question, options):
     first, end = map(int, options.seeds.split(":"))
     while made < options.most:
         runs = current(question, read(name, options.folder))
-        waiting = (key for key in itertools.chain(missing(question, runs), mixed(question, runs))
-                   if key[1] and first <= key[2] < end)
+        waiting = (key for key in missing(question, runs) if key[1] and first <= key[2] < end)
         key = next(waiting, None)
         if key is None:
             break

@@ -55,18 +55,12 @@ clip_signal} with GRPO. `clip_low`
 at 24 digits is {toy level GRPO 24 at .05} with GRPO, {toy level paper 24 at .05} with the paper's
 range and {toy level w, paper's drops 24 at .05} with w and
 
-*In the transformer* ({seeds rule: GSPO against GRPO} seeds, one rate; mean pass rate of twenty
-batches): GRPO {mean rule: GRPO: mean}, GSPO {mean rule: GSPO: mean}, w with its drops {mean rule:
-w, GSPO's drops: mean}, w with as many drops at random {mean rule: w, random drops: mean}. The
-weight is level: {rule: weight: GSPO against w with GSPO's drops}. All three that
+mean pass rate of twenty batches): GRPO {mean rule: GRPO: mean}, GSPO {mean rule: GSPO: mean}, w
+with its drops {mean rule: w, GSPO's drops: mean}, w with as many drops at random {mean rule: w,
+random drops: mean}. The weight is level: {rule: weight: GSPO against w with GSPO's drops}. Leaving
 
-bias of s is {toy bias s 240 usual} of |∇J|, that of no ratio {toy bias no ratio 240 usual}, of w
-{toy bias w 240 usual}. Clips add more: w with GRPO's has {toy bias w, clip .2 240 usual}, s with
-the paper's {toy bias s, paper 240 usual}. **After a usual step of the toy s is as biased as no
-ratio at all; what GSPO has is a rule for what to leave out.** Where the policies are far apart
-the weight counts, too: in the transformer with an int3 sampler (coarsely rounded weights) s is
-ahead of w with the same drops, by {mean controls: weight: wide against w with its drops, int3};
-so it is
+s is as biased as no ratio, {toy bias s 240 usual} of |∇J| at 240 digits, w {toy bias w 240 usual}.
+*As
 
 In the transformer {percent likelihood: own} of the responses and {percent likelihood:
 own_distinct} of the distinct
@@ -84,21 +78,20 @@ range ten times as wide does the same: it drops {toy share ×10 24 at .05} and i
 | 800 | {toy epsilon 800 .05} | {toy best share 800 .05} |
 
 ahead of the paper's, {lengths: mid against the paper's range, over three lengths}, and level with
-GRPO. Here length did not rescue the paper's range: at the longest it still dropped {mean lengths:
-GSPO, 110 tokens: clip_signal}.
+GRPO.
 
 over the batches is {toy level paper 24 own} at rate {toy rate paper 24}, GRPO's {toy level GRPO
 24 own} at {toy rate GRPO 24}. Wide has {toy level wide 24 own} (other seeds than
 
-range is behind, {own_rate: GSPO against GRPO, 21 tokens} at 21 tokens and {own_rate: GSPO against
-GRPO, 61 tokens} at 61. Wide
+it is, too, {own_rate: GSPO against GRPO, 21 tokens} at 21 tokens and {own_rate: GSPO against GRPO,
+61 tokens} at 61. Above
 
 more: held-out pass@1 is {mean offpolicy: before: large steps} before, and at the end {other
 offpolicy: wide against GRPO, pass@1 at the end} with GRPO, {level offpolicy: wide against GRPO,
 pass@1 at the end} with wide and {level offpolicy: the paper's range against GRPO, pass@1 at the
 end} with the paper's range (32 seeds). As many samples in usual steps give {other offpolicy: GSPO
-against GRPO, usual steps, pass@1 at the end} with GRPO. With neither clipped, GSPO is behind
-GRPO, {mean offpolicy: without a clip: GSPO against GRPO, pass@1 at the end}. </details>
+against GRPO, usual steps, pass@1 at the end} with GRPO. With neither clipped, GSPO is
+{offpolicy: without a clip: GSPO against GRPO} from GRPO in
 
 games at the end: {turns: GSPO wide: more games won at the end} with wide, {turns: GSPO: more
 games won at the end} with the paper's
@@ -129,89 +122,70 @@ clips {mean learning: GSPO clips} at the paper's range, {mean learning: GSPO ×1
 and {mean learning: GSPO wide clips} at a hundred times that range; GRPO clips {mean learning: GRPO
 clips}.
 
-Without its clip GSPO changes by {offpolicy: without its clip: GSPO} in pass rate at large
+Without its clip GSPO changes by {offpolicy: without its clip: GSPO} in the pass rate
 
-([paper], §5.2). {percent neighbours: GSPO: own} of what leaves GSPO's range
+([paper], §5.2). {percent likelihood: own} of what leaves GSPO's range had moved in its own
+advantage's direction, {percent likelihood: permuted_likelihood} among responses as likely,
+{percent likelihood: permuted} by chance
 
-In `collapse` {mean collapse: GSPO collapses, MoE} of its runs
+In `collapse` {collapsed collapse: GSPO} of its runs do, and {collapsed collapse: GRPO} of GRPO's:
+GSPO ends {final collapse: GSPO} above.
 """,
 "docs/evidence.md": """
-(tiny task, 10 batches, `learning`, {seeds learning: GSPO wide against GRPO, 16 mini-batches}
-seeds): GRPO ends at {other learning: GSPO wide against GRPO, 16 mini-batches}, the paper's range at
-{level learning: GSPO against GRPO, 16 mini-batches} and wide at {level learning: GSPO wide against
-GRPO, 16 mini-batches}; wide − GRPO is {learning: GSPO wide against GRPO, 16 mini-batches}.
+`fair` {line fair}; `weight` {line weight}; `controls_final` {line controls_final}; `pretrained`
+{line pretrained}. Until
 
-clip**, there, {above offpolicy: collapsed: GSPO no clip} runs of GSPO collapse and {above
-offpolicy: collapsed: GRPO no clip} of GRPO; GSPO is {offpolicy: without a clip: GSPO against GRPO}
-from
+twenty batches) s and w are level, {rule: weight: GSPO against w with GSPO's drops}, and what
+costs is dropping .4: GSPO {rule: GSPO against GRPO}. That cost is early: held out at the end GSPO
+is {after rule: GSPO, 21 tokens, 4e-4, 12 seeds}, and as many random drops {after rule: w, random
+drops, 21 tokens, 4e-4, 12 seeds}. *Without a clip* (`weight`, 61 tokens, 2e-4, speed) s − w is
+{weight: s, no clip against w, no clip, 61 2e-4: speed}; with s only where Â < 0 it is {weight: s
+where wrong against w, no clip, 61 2e-4: speed (not primary)}, only where Â > 0 {weight: s where
+right against w, no clip, 61 2e-4: speed (not primary)}.
 
-batches of 128 responses, `offpolicy`, {seeds offpolicy: wide against GRPO} seeds). These runs
-unlearn: pass@1 is {mean offpolicy: before: large steps} before, and at the end GRPO's is {other
-offpolicy: wide against GRPO, pass@1 at the end}, that of the paper's range {level offpolicy: the
-paper's range against GRPO, pass@1 at the end} and of wide {level offpolicy: wide against GRPO,
-pass@1 at the end}. With as many samples at usual steps it is {other offpolicy: GSPO wide against
-GRPO, usual steps, pass@1 at the end}, {level offpolicy: GSPO against GRPO, usual steps, pass@1 at
-the end} and {level offpolicy: GSPO wide against GRPO, usual steps, pass@1 at the end}. In pass@1 at
-the end wide leads by {offpolicy: wide against GRPO, pass@1 at the end}, but its median is {median
-offpolicy: wide against GRPO, pass@1 at the end}, and it is ahead at {above offpolicy: wide against
-GRPO, pass@1 at the end} seeds; the paper's range leads by {offpolicy: the paper's range against
-GRPO, pass@1 at the end}. Collapsed (a pass rate below half of the best so far, four batches
-running): GRPO {above offpolicy: collapsed: GRPO}, the paper's range {above offpolicy: collapsed:
-GSPO}, wide {above offpolicy: collapsed: GSPO wide}, the narrow GRPO of the next item {above
-offpolicy: collapsed: GRPO narrow}.
+mid with .08 is {lengths: GSPO mid against GRPO, 61 tokens} and {lengths: GSPO mid against GRPO,
+110 tokens} from GRPO, the paper's range with .3 {mean lengths: GSPO against GRPO, 61 tokens} and
+{mean lengths: GSPO against GRPO, 110 tokens}, wide with .04 and .02 {mean lengths: GSPO wide
+against GRPO, 61 tokens} and {mean lengths: GSPO wide against GRPO, 110 tokens}.
 
-standard deviation of {median offpolicy: std of log s, GSPO, usual steps} (the paper's range) to
-{median offpolicy: std of log s, GSPO wide, usual steps} (wide) at usual steps and {median
-offpolicy: std of log s, GSPO, large steps} to {median offpolicy: std of log s, GSPO wide, large
-steps} at the large steps
+1; held out at the end {after own_rate: GSPO, 61 8e-4}. A GRPO
 
-(16 batches, `depth`, {seeds depth: GSPO against GRPO, 2.8e-4} seeds): every variant ends below its
-pass@1 before training ({mean depth: before}; GRPO {mean depth: GRPO}), {mean depth: flips} of the
-experts flip, replay is {depth: GRPO replay against GRPO, 2.8e-4} from
+wide is ahead of GRPO, {after controls: GSPO wide, 8 batches old} with samples 8 batches old,
+{after controls: GSPO wide, int3} with an int3 sampler; s − w with wide's drops is {after
+controls: GSPO wide - w, wide's drops, 8 batches old} and {after controls: GSPO wide - w, wide's
+drops, int3}, undecided.
 
-more games than one per response, GRPO {turns: GRPO: more games won at the end}; [the
-others](lesson.md#9-turns-what-is-gspo-token-for). With one per response wide is {turns: GSPO wide
-against GSPO, one advantage per response} above
+Collapsed: GRPO {above offpolicy: collapsed: GRPO}, the paper's range {above offpolicy: collapsed:
+GSPO}, wide {above offpolicy: collapsed: GSPO wide}.
 
-There wide is {offpolicy: the weight: wide against dropped by s} above the same drop rule with
-GRPO's weights and {offpolicy: the same share: wide against narrow GRPO} above a GRPO so narrow that
-it clips {percent offpolicy: clipped of Â ≠ 0, GRPO narrow} of the tokens with Â ≠ 0, wide {percent
-offpolicy: clipped of Â ≠ 0, GSPO wide}; by Holm over the nine differences of `offpolicy` both have
-p {holm offpolicy: the same share: wide against narrow GRPO}: undecided. The narrow GRPO is
-{offpolicy: the same share: narrow GRPO against GRPO} above GRPO
+Wide minus w with its drops is {offpolicy: the weight: wide against dropped by s}, minus a GRPO
+with 3e-4 and 4e-4 {offpolicy: the same share: wide against narrow GRPO}; both p {holm offpolicy:
+the same share: wide against narrow GRPO} by Holm: undecided. Without any clip {above offpolicy:
+collapsed: GSPO no clip} runs of GSPO collapse and {above offpolicy: collapsed: GRPO no clip} of
+GRPO.
 
-(`neighbours`, {seeds neighbours: GSPO: own} seeds): of the responses with Â ≠ 0 outside the paper's
-range {percent neighbours: GSPO: own} had moved in their own advantage's direction before they were
-used, {percent neighbours: GSPO: own_permuted} if advantages were permuted, a difference of
-{neighbours: GSPO: own direction minus permuted} ([why]
+prompts it does not lead at 240 digits and rate .05, {toy 64 paper 240 at .05}.
 
-At rate .05 w with the paper's drops is level with the paper's range at all five lengths, as
-predicted: {toy w against s 24 at .05} at 24 digits. As many drops at random are ahead of it there,
-{toy random against s 24 at .05}, and behind at 240, {toy random against s 240 at .05}.
+with .05 GRPO gains {toy g GRPO .05 24} at 24 digits, with .02 {toy g GRPO .02 240} at 240.
 
-at 24 digits: w with the paper's drops is {toy w against s 24 own} from the paper's range, where
-level was predicted; at 240 it is level.
+digits it is {toy w against s 24 own} from it
 
-The paper's range minus GRPO is {toy paper 24 at .05} at 24 digits and {toy paper 240 at .05} at 240
-at rate .05, but {toy paper 24 own} and {toy paper 240 own} with each at its best rate; wide then
-leads by {toy wide 24 own} at 24. GRPO's best rate at 240 is {toy rate GRPO 240}, that of the
-paper's range {toy rate paper 240}, the largest tried: GRPO breaks first. With an ε of .05 GRPO
-gains {toy g GRPO .05 24} at 24 digits.
+**The best ε** is {toy epsilon 24 .05} to {toy epsilon 240 .2} σ and drops {toy best share 240
+.05} to {toy best share 80 .2}.
 
-With 64 prompts the paper's range does not lead at 240 digits and rate .05: {toy 64 paper 240 at
-.05}.
+means over batches): the paper's range {own_rate: GSPO against GRPO, 21 tokens} at 21 tokens and
+{own_rate: GSPO against GRPO, 61 tokens} at 61, in the last four batches {last4 own_rate: GSPO, 21
+tokens, own rate 4e-4} and {last4 own_rate: GSPO, 61 tokens, own rate 2e-4}; held out undecided.
+Mid {own_rate: GSPO mid against GRPO, 21 tokens} and {own_rate: GSPO mid against GRPO, 61 tokens}.
+Filter
 
-of {toy best share 240 .05} to {toy best share 80 .2} at every length and at rates .05 and .2.
-Predicted was an ε of 1 to 2 standard deviations of log s; it was {toy epsilon 24 .05} to {toy
-epsilon 240 .2}.
+of 16 experts, 32 seeds): the paper's range {depth: GSPO against GRPO, 2.8e-4}, undecided
 
-in units of its length. After a usual step, at 240 digits, it is {toy bias s 240 usual} with s, {toy
-bias no ratio 240 usual} without a ratio and {toy bias w 240 usual} with w (noise {toy floor 240
-usual}). That w has less failed after a large step: at 24 digits {toy bias w 24 large}, s {toy bias
-s 24 large}, and one response's estimate has a standard deviation of {toy std w 24 large}, with s
-{toy std s 24 large}.
+GRPO collapses in {collapsed collapse: GRPO} runs, GSPO in {collapsed collapse: GSPO}, wide in
+{collapsed collapse: GSPO wide}; routing replay, {collapse: replay repairs it}, undecided.
 
-steps (`rule`, {seeds rule: GSPO against GRPO} seeds)
+held-out reward, wide against GRPO {counting: GSPO wide is ahead of GRPO}; its pass@1 {final
+counting: pass@1 wide}.
 """,
 "docs/speed.md": """
 It is {gpu-share} times what

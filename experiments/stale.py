@@ -11,7 +11,7 @@ corrects the staleness, except `--mismatch` (then `mismatch_kl` in metrics.jsonl
 Stale1, Stale2, Stale4 and Stale8 are stale by as many batches, Stale0 by none; another k is a class
 of two lines.
 
-`python experiments/run.py lags` measures what staleness costs each algorithm.
+`python experiments/run.py controls_final` measures what staleness costs.
 """
 
 import copy

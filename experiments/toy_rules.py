@@ -6,15 +6,15 @@
 The rules, written before the runs
 ----------------------------------
 Number: the exact pass rate, mean of 16 batches (late: of the last 8, reported only). Each arm is
-compared at its own best learning rate, chosen on seeds 1001 …, and in a and e also at .05, both on
-64 other seeds, 2001 …. Differences are paired by seed. *ahead* or *behind*: the 95 % interval
-leaves 0, the mean is at least .01, and p < .05 after Holm's correction over all comparisons of the
-question. *level*: the interval lies within ±.01. Else *undecided*. A best rate at the edge of its
-grid is marked *. clip_signal: share of the loss tokens with Â ≠ 0, over all mini-batches. Every arm
-is compared with GRPO; besides, w with the paper's drops, and w with as many responses dropped at
-random, with the paper's range; s with w, both without a clip; w with wide's drops with wide.
+compared at its own best learning rate, chosen on seeds 1001 …, and at .05, both on 64 other seeds,
+2001 …. Differences are paired by seed. *ahead* or *behind*: the 95 % interval leaves 0, the mean is
+at least .01, and p < .05 after Holm's correction over all comparisons of the question. *level*: the
+interval lies within ±.01. Else *undecided*. A best rate at the edge of its grid is marked *.
+clip_signal: share of the loss tokens with Â ≠ 0, over all mini-batches. Every arm is compared with
+GRPO; besides, w with the paper's drops, and w with as many responses dropped at random, with the
+paper's range; s with w, both without a clip.
 
-Each question is followed by its prediction; a pilot and a look at 8 other seeds have been seen.
+Predictions, after a pilot and a look at 8 other seeds:
 
 a   Arms × length, 4 mini-batches of 4 prompts; also 4 of 16 prompts, and 16 of 4.
     At .05 the paper's range is behind at 8, 24 and 80 digits, ahead at 240 and 800, and with 64
@@ -22,36 +22,20 @@ a   Arms × length, 4 mini-batches of 4 prompts; also 4 of 16 prompts, and 16 of
     At own rates wide is ahead at every length, the paper's range behind at 8 and ahead from 24 on.
     w with the paper's drops is level with the paper's range everywhere, random drops behind it from
     80 on. s and w without a clip are level at .05.
-b   Ranges of ×.1 to ×300 of the paper's, at rates .05 and .2.
-    The best ε is 1 to 2 times std(log s) before the last mini-batch at every length.
-c   SGD and sign-SGD, own rates.
-    SGD: the paper's range is not ahead. Sign-SGD: it is ahead at 240.
-d   16 mini-batches of one prompt, own rates.
-    ×10 and wide are ahead of GRPO, no clip is behind.
-e   First pass rates .1 and .7.
-    At .05 and 240 digits the paper's range is behind at .1 and ahead at .7; at own rates wide is
-    ahead.
-f   Samples 2 and 8 batches old, own rates.
-    Wide is ahead; w with wide's drops is level with wide: what is left out acts, not s.
 g   GRPO with ε .05 and .02, own rates and .05. Added when a's results had been seen (there GRPO's
     .2 drops almost nothing and breaks first): a look, not a test.
 
-Cut for time, before these runs: in a, 80 and 800 digits have seven arms, and 32 and 16 judged
-seeds; 64 prompts have six arms, and 24 digits with 32 judged seeds or 240 with 16 (16 mini-batches
-only at 24). c to f have 24 and 240 digits, five to seven arms and 32 judged seeds. Rates are chosen
-on 16 seeds at 8 and 24 digits in a, else on 8. b: 16 seeds, which both choose and judge; 800 digits
-at one rate, in half the steps. A second commit cut c to f from 64 judged seeds to 32, the bias from
-4 policies to 2, and 16 mini-batches of 64 prompts at 240 digits, before any of them had run.
-
-Bias of the estimate of ∇J by single responses. Samples of the start's policy, estimates at the
-policy after one batch of GRPO (4 steps at rate .05 or .4), Â = r - J of the start's policy, 2
-policies. Predicted: s is as biased as no ratio, w less, the product not beyond the noise; every
-clip adds bias. The product is left out where std(log product) > 1: its second moment is then not
-that of the samples.
+GRPO's range is .2 on both sides, where the transformer has .27 above; it drops .01 or less. 80 and
+800 digits have seven arms, and 32 and 16 judged seeds; 64 prompts have six arms, and 24 digits with
+32 judged seeds or 240 with 16 (16 mini-batches only at 24). Rates are chosen on 16 seeds at 8 and
+24 digits, else on 8.
 
 The results were recorded when group_advantages gave float64, now float32: recomputed numbers agree
-to four digits, except those of sign-SGD, as gradients that cancel keep a sign, and those of random
-drops, to three, as their share then counted a response without a signal.
+to four digits, except those of random drops, to three, as their share then counted a response
+without a signal. results/toy.json also has the runs of questions that are closed: b, the best ε; c,
+other optimizers; d, 16 mini-batches of one prompt; e, first pass rates; f, old samples; and the
+bias of the estimated gradient. Their code is that of commit 99b9041, their numbers are in
+results/closed.json.
 """
 
 import argparse
@@ -76,15 +60,12 @@ from tools import style
 
 RESULTS = ROOT / "experiments/results/toy.json"
 RANDOM = 4                       # a stream of toy.uniforms: what is dropped at random
-# Adam without a memory steps by the gradient's signs.
-toy.OPTIMIZERS["sign"] = partial(torch.optim.Adam, betas=(0.0, 0.0), eps=1e-30)
 
 
 class Arm(NamedTuple):
     algorithm: str
     clip: tuple = (1, math.inf)      # epsilon and epsilon_high; these clip nothing
-    drop: str = ""                   # whole responses: by "s", or as many at "random"
-    times: float = 1                 # that range, in units of the paper's
+    drop: str = ""                   # whole responses: by s and the paper's range, or at "random"
 
 
 def paper(times):
@@ -97,19 +78,11 @@ ARMS = {
     "×10": Arm("gspo", paper(10)), "wide": Arm("gspo", paper(100)),
     "w, paper's drops": Arm("grpo", drop="s"), "w, random drops": Arm("grpo", drop="random"),
     "w, no clip": Arm("grpo"), "s, no clip": Arm("gspo"),
-    "w, wide's drops": Arm("grpo", drop="s", times=100),
     "GRPO .05": Arm("grpo", (0.05, 0.05)), "GRPO .02": Arm("grpo", (0.02, 0.02)),
-}
-RANGES = {f"range ×{10**(k / 4):.3g}": Arm("gspo", paper(10**(k / 4))) for k in range(-4, 11)}
-BIASED = {
-    "s": ARMS["s, no clip"], "w": ARMS["w, no clip"], "no ratio": Arm("reinforce", (None, None)),
-    "product": Arm("sequence_is"), "w, clip .2": ARMS["GRPO"], "s, paper": ARMS["paper"],
-    "w, paper's drops": ARMS["w, paper's drops"], "s, wide": ARMS["wide"],
 }
 OTHERS = {
     "w against s": ("w, paper's drops", "paper"), "random against s": ("w, random drops", "paper"),
-    "s against w": ("s, no clip", "w, no clip"), "w against wide": ("w, wide's drops", "wide"),
-    "wide against GRPO .05": ("wide", "GRPO .05"), "×10 against GRPO .05": ("×10", "GRPO .05"),
+    "s against w": ("s, no clip", "w, no clip"),
 }
 
 
@@ -126,7 +99,7 @@ class Cell(NamedTuple):
     lag: int = 0                     # samples are this many batches old
     choose: int = 16                 # seeds
     judge: int = 64
-    fixed: float | None = 0.05       # a rate at which all arms are compared, too
+    fixed: float = 0.05              # a rate at which all arms are compared, too
 
 
 Fewer = partial(Cell, choose=8, judge=32)
@@ -135,31 +108,16 @@ SEVEN = EVERY[:6] + EVERY[7:8]
 SIX = "GRPO", "paper", "×10", "wide", "w, paper's drops", "w, no clip"
 SHORT = 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.6, 0.9
 LONG = 0.05, 0.2, 0.4, 0.6, 0.9, 1.3, 2.0, 3.0
-FEW = {24: (0.1, 0.2, 0.4, 0.6, 0.9), 240: (0.2, 0.4, 0.8, 1.3, 2.0)}
 CELLS = [
     Cell("a", EVERY, SHORT, 24), Cell("a", EVERY, LONG, 240, choose=8), Cell("a", EVERY, SHORT, 8),
-    *[Fewer("f", (*SIX, "w, wide's drops"), FEW[L], L, lag=lag, fixed=None)
-      for L in FEW for lag in (2, 8)],
-    *[Fewer("e", SIX[:5], FEW[L], L, pass_rate=first)
-      for L in FEW for first in (0.1, 0.7)],
-    *[Cell("b", tuple(RANGES), (), L, judge=16, fixed=rate)
-      for rate in (0.05, 0.2) for L in (8, 24, 80, 240)],
-    *[Fewer("c", SIX[:5], rates, L, optimizer=name, fixed=None)
-      for L, name, rates in (
-        (24, "sgd", (30, 60, 120, 240, 480)), (240, "sgd", (300, 600, 1200, 2400, 4800)),
-        (24, "sign", (0.02, 0.05, 0.1, 0.2, 0.4)), (240, "sign", (0.05, 0.1, 0.2, 0.4, 0.8)))],
-    *[Fewer("d", SIX, (0.02, 0.05, 0.1, 0.2, 0.4, 0.8), L, 16, fixed=None)
-      for L in FEW],
     Fewer("a", SEVEN, LONG, 80),
     *[Fewer("a", SIX, (0.2, 0.4, 0.7, 1.2, 2.0, 3.0), 24, minis, 64)
       for minis in (4, 16)],
     Cell("a", SIX, (0.2, 0.6, 1.2, 2.0, 3.0), 240, 4, 64, choose=8, judge=16),
     Cell("a", SEVEN, (0.4, 0.9, 2.0, 4.0), 800, choose=8, judge=16),
-    Cell("b", tuple(RANGES)[::2], (), 800, judge=16),
     Cell("g", ("GRPO", "×10", "wide", "GRPO .05", "GRPO .02"), SHORT, 24),
     Cell("g", ("GRPO", "×10", "wide", "GRPO .05", "GRPO .02"), LONG, 240, choose=8),
 ]
-BIAS = [(L, rate) for L in (8, 24, 60, 120, 240) for rate in (0.05, 0.4)]
 COLOURS = {"GRPO": style.ORANGE, "paper": style.BLUE, "×10": style.SKY, "wide": style.GREEN}
 
 
@@ -168,7 +126,7 @@ COLOURS = {"GRPO": style.ORANGE, "paper": style.BLUE, "×10": style.SKY, "wide":
 def drop_by_s(arm, logp, old_logp, A, mask):
     """The responses that an arm leaves out because GSPO's clip does, [B] bool."""
     s = sequence_ratio(logp.detach(), old_logp, mask)                            # [B]
-    epsilon, epsilon_high = paper(arm.times) if arm.drop else (math.inf, math.inf)
+    epsilon, epsilon_high = paper(1) if arm.drop else (math.inf, math.inf)
     below, above = find_clipped(s, A, 1 - epsilon, 1 + epsilon_high)             # [B] each
     return below | above
 
@@ -178,7 +136,7 @@ def run(arm, cell, rate, first, count):
     choose a rate hold the mean alone. seeds: the pass rates in 1/10,000. std_log_s: the median,
     over batches and seeds, of the std of log s of the responses with Â ≠ 0 before the last
     mini-batch's step."""
-    arm = (ARMS | RANGES)[arm]
+    arm = ARMS[arm]
     seeds = torch.arange(first, first + count)                                   # [S]
     calls = itertools.count()
     spreads = []
@@ -214,9 +172,8 @@ def key(arm, cell, rate, first):
 
 
 def best_rate(found, arm, cell):
-    """The best of the rates to choose from, None if there are none."""
-    return max(cell.rates, default=None,
-               key=lambda rate: found[key(arm, cell, rate, 1001)]["mean"])
+    """The best of the rates to choose from."""
+    return max(cell.rates, key=lambda rate: found[key(arm, cell, rate, 1001)]["mean"])
 
 
 def run_all(found):
@@ -226,58 +183,12 @@ def run_all(found):
             found[name] = make(*args)
             text = json.dumps(found, ensure_ascii=False, separators=(",", ":"))
             RESULTS.write_text(text.replace('},"', '},\n"') + "\n")
-    for length, rate in BIAS:
-        fill(f"bias {length} {rate}", bias, length, rate)
     for cell in CELLS:
         for arm in cell.arms:
             for rate in cell.rates:
                 fill(key(arm, cell, rate, 1001), run, arm, cell, rate, 1001, cell.choose)
-            for rate in filter(None, (best_rate(found, arm, cell), cell.fixed)):
+            for rate in (best_rate(found, arm, cell), cell.fixed):
                 fill(key(arm, cell, rate, 2001), run, arm, cell, rate, 2001, cell.judge)
-
-
-def bias(length, rate, seeds=2, batches=20):
-    """{rule: [bias, its noise floor, std]} of one response's estimate of ∇J, as shares of |∇J|."""
-    squares = {}                                     # rule: [seeds] of (bias², floor², variance)
-    for seed in torch.arange(3001, 3001 + seeds)[:, None]:
-        old = toy.start(seed, length)
-        new = toy.train("grpo", length, rate, batches=1, seeds=seed)[2].requires_grad_()
-        target, = torch.autograd.grad(toy.exact_pass_rate(new, length).sum(), new)
-        new = new.detach()
-        samples = [toy.draw(old, seed, 1000 + batch, length, 250) for batch in range(batches)]
-        for rule, arm in BIASED.items():
-            if rule == "product" and rate == 0.4:    # there std(log product) > 1: its second moment
-                continue                             # is not that of the samples
-            means, second = [], 0
-            for chosen, rewards in samples:
-                A = rewards - toy.exact_pass_rate(old, length)                   # [n]
-                each = estimate(rule, arm, new, old, chosen, A)                  # [n, 1000]
-                means.append(each.mean(0))
-                second += each.square().sum(-1).mean() / batches
-            mean = torch.stack(means).mean(0)                                    # [1000]
-            floor = torch.stack(means).var(0).sum() / batches
-            error = (mean - target.flatten()).square().sum() - floor
-            squares.setdefault(rule, []).append(torch.stack(
-                [error, floor, second - mean.square().sum()]) / target.square().sum())
-    return {rule: [round(x, 4) for x in torch.stack(of).mean(0).clamp(min=0).sqrt().tolist()]
-            for rule, of in squares.items()}
-
-
-def estimate(rule, arm, new, old, chosen, A):
-    """A rule's estimates of ∇J at the policy `new` by single responses, [n, 1000]; chosen [n, L],
-    A [n]. Without a change of the policy every rule's is Â Σ_t ∇log π(y_t)."""
-    old_logp = old.log_softmax(-1).take(chosen)                                  # [n, L]
-    logp = new.log_softmax(-1).take(chosen).requires_grad_()                     # [n, L]
-    mask = torch.ones_like(logp).bool()                                          # [n, L]
-    kept = ~drop_by_s(arm, logp, old_logp, A, mask)                              # [n]
-    scale = 1 / logp.shape[1] if rule == "product" else 1
-    loss, _ = policy_loss(arm.algorithm, logp, old_logp, A, mask, epsilon=arm.clip[0],
-                          epsilon_high=arm.clip[1],
-                          weights=scale * kept[:, None].expand(logp.shape).double())
-    push = -torch.autograd.grad(loss, logp)[0]                                   # [n, L]
-    rows = push.new_zeros(len(A), 1000).scatter_add_(1, chosen, push).view(-1, 100, 10)
-    p = new.softmax(-1).view(100, 10)
-    return (rows - rows.sum(-1, keepdim=True) * p).flatten(1)                    # [n, 1000]
 
 
 # ------------------------------------------------------------------------------------ the verdicts
@@ -299,10 +210,10 @@ def interval(values):
 
 def judge(found):
     """Print every arm's rate, level and share, the comparisons with their verdicts, and biases."""
-    for question in "acdefg":
+    for question in "ag":
         rows = {(cell, fixed, arm, other): differences(found, cell, arm, other, fixed)
                 for cell in CELLS if cell.question == question
-                for fixed in (False, True)[:1 + bool(cell.fixed)] for arm in cell.arms
+                for fixed in (False, True) for arm in cell.arms
                 for one, other in ((arm, "GRPO"), *OTHERS.values())
                 if one == arm and other in cell.arms}
         ps = intervals.holm([None if arm == other else intervals.p_zero(values)
@@ -318,10 +229,6 @@ def judge(found):
             print(*cell[3:9], f"at {cell.fixed}" if fixed else f"own {own}{edge}", f" {arm} ",
                   *[f"{name} {record[name]:.4f}" for name in list(record)[:4]],
                   f" - {other}: {interval(values)} {verdict}")
-    print("\nb and the bias, by names that `texts` explains")
-    for name, text in texts(found).items():
-        if name.split()[1] in ("epsilon", "best", "bias", "floor", "std"):
-            print(f"{name.removeprefix('toy ')}: {text}")
 
 
 def log_axis(axes, values):
@@ -331,25 +238,19 @@ def log_axis(axes, values):
 
 
 def draw_bias(found):
-    """docs/figures/toy_bias: bias and standard deviation of the estimate against length."""
-    figure, rows = style.panels(4, 1, height=12, width=4.2, sharex=True)
-    steps = (0.05, "after a usual step"), (0.4, "after a large step")
-    for axes, (what, (rate, step)) in zip(rows, itertools.product(("bias", "std"), steps)):
-        records = {L: found[f"bias {L} {rate}"] for L, r in BIAS if r == rate}
-        for rule, line in zip(BIASED, ("D-", "s-", "o--", "v-", "^-", "<-", ">--", "P:")):
-            points = {L: record[rule] for L, record in records.items() if rule in record}
-            axes.plot(list(points), [numbers[2 * (what == "std")] for numbers in points.values()],
-                      line, markersize=5, label=rule)
-        style.label(axes, f"{what}, {step}", "", "in units of |∇J|")
-        if what == "bias":
-            axes.fill_between(list(records), [record["s"][1] for record in records.values()],
-                              color=style.GREY, alpha=0.3, label="noise of s (subtracted)")
-        else:
-            axes.set_yscale("log")
-            axes.set_yticks([4, 6, 8, 12, 16, 24, 32], [4, 6, 8, 12, 16, 24, 32])
-        log_axis(axes, list(records))
-    axes.set_xlabel("digits of a response")
-    figure.legend(*rows[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
+    """docs/figures/toy_bias: the bias of the estimate of ∇J after a usual step, by length."""
+    figure, axes = style.panels(1, 1, height=4.2, width=4.6)
+    lengths = 8, 24, 60, 120, 240
+    for rule, line, name in (
+            ("s, paper", "s--", "s, the paper's range"), ("w, clip .2", "^-", "w, GRPO's clip"),
+            ("s", "D-.", "s, no clip (no ratio: within 0.02)"), ("w", "o:", "w, no clip")):
+        biases = [found[f"bias {length} 0.05"][rule][0] for length in lengths]
+        color = style.BLUE if rule[0] == "s" else style.ORANGE
+        axes.plot(lengths, biases, line, color=color, markersize=5, label=name)
+    log_axis(axes, lengths)
+    style.label(axes, "In the toy both clips add bias", "digits of a response",
+                "bias after a usual step, in units of |∇J|")
+    figure.legend(loc="outside lower center", ncols=1)
     style.save(figure, ROOT / "docs/figures/toy_bias.png")
 
 
@@ -379,8 +280,6 @@ def texts(found):
         toy [64] late difference ARM L AT  difference of the last 8 batches' pass rates
         toy [64] NAME L AT             a difference of OTHERS
         toy g ARM L                    question g, own rates
-        toy epsilon L RATE             best ε / std(log s); best share: clip_signal with that range
-        toy bias ESTIMATE L STEP       as a share of |∇J|; floor L STEP: of s; std ESTIMATE L STEP
     """
     names = {}
     for cell in [cell for cell in CELLS if cell.question == "a" and cell.mini_batches == 4]:
@@ -400,19 +299,6 @@ def texts(found):
         if cell.question == "g":
             names |= {f"toy g {arm} {cell.length}":
                       interval(differences(found, cell, arm, "GRPO", False)) for arm in cell.arms}
-        if cell.question == "b":
-            at = f"{cell.length} {cell.fixed:g}".replace(" 0", " ")
-            records = {arm: judged(found, cell, arm, True) for arm in cell.arms}
-            best = max(records, key=lambda arm: records[arm]["mean"])
-            epsilon, record = RANGES[best].clip[0], records[best]
-            names |= {f"toy epsilon {at}": f"{epsilon / record['std_log_s']:.1f}",
-                      f"toy best share {at}": f"{record['clip_signal']:.2f}"}
-    for length, rate in BIAS:
-        at = f"{length} {'usual' if rate == 0.05 else 'large'}"
-        of = found[f"bias {length} {rate}"]
-        names[f"toy floor {at}"] = f"{of['s'][1]:.2f}"
-        names |= {f"toy bias {rule} {at}": f"{bias:.2f}" for rule, (bias, _, _) in of.items()}
-        names |= {f"toy std {rule} {at}": f"{std:.0f}" for rule, (_, _, std) in of.items()}
     return names
 
 

@@ -5,13 +5,13 @@ To remove one, delete its file, its import and its name in FEATURES. To add one,
 
 from features.critic import Critic
 from features.dynamic_sampling import DynamicSampling
-from features.entropy import Entropy
+from features.entropy import Entropy, HighEntropy
 from features.lengths import Lengths
 from features.load_balancing import LoadBalancing
 from features.lora import LoRA
 from features.minibatches import Minibatches
 from features.mismatch import Mismatch
-from features.reference_kl import ReferenceKL
+from features.reference_kl import KLTerm, ReferenceKL
 from features.routing_replay import RoutingReplay
 from features.sampler_format import SamplerFormat
 from features.srpo import SRPO
@@ -23,4 +23,5 @@ from features.vllm import VLLM
 # they wrap around the sampler, from the inside: RoutingReplay and VLLM replace it, Turns play with
 # whatever samples, SamplerFormat replaces the weights that are sampled.
 FEATURES = (RoutingReplay, LoRA, VLLM, Turns, SamplerFormat, DynamicSampling, SRPO, Lengths,
-            ReferenceKL, Mismatch, Entropy, Critic, LoadBalancing, Minibatches, Trackers)
+            ReferenceKL, KLTerm, Mismatch, Entropy, HighEntropy, Critic, LoadBalancing, Minibatches,
+            Trackers)

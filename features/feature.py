@@ -6,10 +6,10 @@ unknown, and runs without them are the same to the last bit. Where the hooks sta
 .github/CONTRIBUTING.md.
 
 Imports: torch and the concept files that are quick to import. What needs transformers, such as a
-second policy, is reached through the `run` that a feature is made with (plumbing/model/actor.py:
-Run), because train.py --help imports this folder. A feature does not import another one, and reads
-what another one adds only under a name of advantages.INPUTS; where it looks at another's flag, it
-takes getattr(settings, name, 0).
+second policy, is reached through the Learner that a feature is made with (session/learner.py),
+because train.py --help imports this folder. A feature does not import another one, and reads what
+another one adds only as the parameter of an advantage; where it looks at another's flag, it takes
+getattr(settings, name, 0).
 """
 
 from dataclasses import field, fields
@@ -17,17 +17,19 @@ from dataclasses import field, fields
 from advantages import ADVANTAGES, find_missing
 from plumbing.refusal import Refusal
 
-HOOKS = ("resample", "after_scoring", "advantages", "loss", "metrics", "tokens", "report")
+HOOKS = ("resample", "after_scoring", "advantages", "before_loss", "loss", "after_step", "metrics",
+         "tokens", "report")
 
 
 class Feature:
-    """What one feature adds to a run. A hook that is not overridden is never called, nor one that a
-    run does not need and that __init__ has set to None. What else a class has begins with _."""
+    """What one feature adds to a run. A hook that is not overridden is never called. What else a
+    class has begins with _."""
 
     flags = None                 # a frozen dataclass, whose fields are made by flag()
     needs = ""                   # what turns it on, for a refusal; "": its first flag
     presets = {}                 # {algorithm: {flag: value}}, as arguments.PRESETS
-    provides = ()                # keys of advantages.INPUTS that it puts into batch.extras
+    provides = ()                # what it puts into batch.extras for an --advantage to read
+    records = ()                 # files of the run to which `report` appends lines with a "step"
 
     # ------------------------------------------------- without a run: training and evaluation both
 
@@ -54,11 +56,6 @@ class Feature:
         """Validate flags beyond what flag() can express: call refuse(). Also where it is off."""
 
     @classmethod
-    def notes(cls, settings):
-        """Lines that are printed before the run begins. Also where it is off."""
-        return []
-
-    @classmethod
     def task(cls, settings, task, load):
         """The task that the flags name, in place of this one. load(dataset_name) makes one of other
         data with the same flags."""
@@ -77,10 +74,12 @@ class Feature:
 
     # ------------------------------------------------------------------------------- with a run
 
-    def __init__(self, run):
-        """run: a plumbing.model.actor.Run. A feature may set run.stream and run.reference, add a
-        critic to run.actor, which is not wrapped for several processes yet, and ask for what its
-        hooks read, such as run.needs_old_entropy = True."""
+    def __init__(self, learner):
+        """learner: the session.learner.Learner, of which only a part is made yet. A feature may set
+        its stream and its reference, add a critic to its actor, which is not wrapped for several
+        processes yet, and ask for what its hooks read: learner.needs_old_entropy = True."""
+        self.learner = learner
+        self.settings = learner.settings
 
     def resample(self, rounds, draw):
         """After the first round of sampling: the (rollout, problems, parts [B, K]) that make up the
@@ -88,18 +87,27 @@ class Feature:
         draw(number) samples one more."""
 
     def after_scoring(self, learner, batch, old):
-        """After the old log-probs, before rewards and advantages: change the batch, or put into
-        batch.extras what updates, metrics and an --advantage (by the names of `provides`) read.
-        old: the Scores of π_old. A tensor or a list with an entry per response is cut into
-        mini-batches by itself; another object needs a method take(rows [n])."""
+        """After the old log-probs, before rewards and advantages: change the batch (its parts, of
+        which the rewards follow; its clip_range), or put into batch.extras what updates, metrics
+        and an --advantage (by the names of `provides`) read. old: the Scores of π_old. A tensor or
+        a list with an entry per response is cut into mini-batches by itself; another object needs a
+        method take(rows [n])."""
 
     def advantages(self, batch):
         """Change batch.advantages, [B] or [B, T], which the --advantage has computed."""
 
+    def before_loss(self, micro, scores, mini):
+        """Record the micro-batch `micro`, or change it before its loss: micro.scale_surrogate(…).
+        scores: its Scores under π_θ. mini: the whole mini-batch. Groups that have no gradient are
+        left out."""
+
     def loss(self, micro, scores, mini):
-        """{NAME_loss: term}: what is added to the loss of the micro-batch `micro`. scores: its
-        Scores under π_θ. mini: the whole mini-batch, over which a mean is taken, because the terms
-        of the micro-batches are added up. They are logged, too."""
+        """{NAME_loss: term}: what is added to the loss of the micro-batch; no group is left out.
+        Means are over the whole mini-batch, because the terms of its micro-batches are added up.
+        They are logged, too."""
+
+    def after_step(self, learner, mini, stats):
+        """After the optimizer step of a mini-batch. stats: its statistics, {name: number}."""
 
     def metrics(self, batch, mini, new):
         """{name: number or None} for metrics.jsonl. mini: the last mini-batch; new: its Scores
@@ -113,20 +121,17 @@ class Feature:
         """In the first process: a record of metrics.jsonl, {"step": n, name: value, …}, before it
         is written: change it, or send it elsewhere. folder: the run's."""
 
-    def state_dict(self):
-        """What a checkpoint keeps of it, nothing or {name: list of tensors, number or text}."""
+    def state_dict(self, folder):
+        """What a checkpoint keeps of it, nothing or {name: list of tensors, number or text}. In the
+        first process, before the checkpoint has its name; folder: where further files may go."""
 
-    def load_state_dict(self, state):
+    def load_state_dict(self, state, folder):
         """The reverse of state_dict; state: None if the checkpoint has none."""
 
 
-class Features:
-    """The features of one run, in the order in which they act."""
-
-    def __init__(self, features=()):
-        self.all = list(features)
-        self.hooks = {hook: [getattr(f, hook) for f in self.all if has_hook(f, hook)]
-                      for hook in HOOKS}
+def find_hooks(features):
+    """{hook: its functions} of the features of a run, in the order in which they act."""
+    return {hook: [getattr(f, hook) for f in features if has_hook(f, hook)] for hook in HOOKS}
 
 
 def has_hook(feature, hook):

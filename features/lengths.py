@@ -39,11 +39,11 @@ class Lengths(Feature):
             task.max_completion_length = limit(task.max_completion_length, settings.overlong_cache)
         return task
 
-    def __init__(self, run):
-        self.settings = run.settings
-        self.limit = run.task.max_completion_length
-        if run.settings.overlong_cache:
-            run.task.penalties = ("overlong",)
+    def __init__(self, learner):
+        super().__init__(learner)
+        self.limit = learner.task.max_completion_length
+        if self.settings.overlong_cache:
+            learner.task.penalties += ("overlong",)
 
     def after_scoring(self, learner, batch, old):
         if self.settings.overlong_cache:
@@ -68,7 +68,7 @@ class Lengths(Feature):
         places = torch.arange(1, mask.shape[1] + 1, device=mask.device)             # [T]
         lengths = (mask * places).amax(-1).masked_fill(rollout.truncated, self.limit)    # [B]
         zone = overlong_zone(self.settings.overlong_cache, self.limit)
-        penalty = overlong_penalty(lengths, self.limit, zone)                       # [B]
+        penalty = overlong_penalty(lengths.to(parts.dtype), self.limit, zone)       # [B]
         return torch.cat([parts, penalty[:, None]], 1)                              # [B, K + 1]
 
 

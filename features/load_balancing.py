@@ -22,18 +22,18 @@ class Flags:
 class LoadBalancing(Feature):
     flags = Flags
 
-    def __init__(self, run):
-        policy = run.actor.policy
+    def __init__(self, learner):
+        super().__init__(learner)
+        policy = learner.policy
         if not find_routers(policy):
             raise Refusal("--router_aux_loss_coef needs a mixture of experts: this model is "
                           "dense, or its routers are not separate modules")
-        self.coef = run.settings.router_aux_loss_coef
         self.sigmoid = has_sigmoid(policy)
-        run.needs_new_routes = True
+        learner.needs_new_routes = True
 
     def loss(self, micro, scores, mini):
         logits = scores.routes.logits                                               # [L, b, T, E]
         tokens = mini.rollout.mask                                                  # [B, T]
         share = expert_share(mini.routes.indices, tokens, logits.shape[-1])         # [L, E]
         balance = load_balancing_loss(logits, micro.rollout.mask, share, tokens.sum(), self.sigmoid)
-        return {"balance_loss": self.coef * balance}
+        return {"balance_loss": self.settings.router_aux_loss_coef * balance}

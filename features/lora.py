@@ -35,28 +35,10 @@ class LoRA(Feature):
     flags = Flags
 
     @classmethod
-    def check(cls, settings):
-        """The adapters of a checkpoint have their own rank, alpha and modules."""
-        start = settings.model_name_or_path
-        if not settings.use_peft or not is_adapter(start):
-            return
-        if getattr(settings, "beta", 0):
-            refuse(settings, "beta", f"cannot be combined with continuing the adapters of {start}: "
-                   "its reference policy is the model without adapters, which is not the starting "
-                   "policy; start from their merged weights (docs/data.md)")
-        saved = read_peft_config(start)
-        modules = sorted(saved.target_modules)
-        pairs = dict(lora_r=(settings.lora_r, saved.r),
-                     lora_alpha=(settings.lora_alpha, saved.lora_alpha),
-                     lora_target_modules=(sorted(settings.lora_target_modules) or modules, modules))
-        for name, (ours, theirs) in pairs.items():
-            if ours != theirs:
-                refuse(settings, name, f"is not that of the adapters of {start}: {theirs}; start "
-                       "from their merged weights (docs/data.md) to train new ones")
-
-    @classmethod
     def load(cls, settings, policy, folder):
         start = settings.model_name_or_path
+        if is_adapter(start):
+            check_adapters(settings, start)
         add_adapters(policy, settings, start if is_adapter(start) else None)
         policy.save_pretrained = partial(save_adapters, policy)
         if folder:                           # of this run: its tokens that end a response, too
@@ -66,8 +48,27 @@ class LoRA(Feature):
             load_adapters(policy, folder)
         return policy
 
-    def __init__(self, run):
-        run.reference = WithoutAdapters(run.actor)
+    def __init__(self, learner):
+        super().__init__(learner)
+        learner.reference = WithoutAdapters(learner.actor)
+
+
+def check_adapters(settings, start):
+    """Refuse flags that do not fit the adapters of a checkpoint that are trained further: they have
+    their own rank, alpha and modules."""
+    if getattr(settings, "beta", 0):
+        refuse(settings, "beta", f"cannot be combined with continuing the adapters of {start}: "
+               "its reference policy is the model without adapters, which is not the starting "
+               "policy; start from their merged weights (docs/data.md)")
+    saved = read_peft_config(start)
+    modules = sorted(saved.target_modules)
+    pairs = dict(lora_r=(settings.lora_r, saved.r),
+                 lora_alpha=(settings.lora_alpha, saved.lora_alpha),
+                 lora_target_modules=(sorted(settings.lora_target_modules) or modules, modules))
+    for name, (ours, theirs) in pairs.items():
+        if ours != theirs:
+            refuse(settings, name, f"is not that of the adapters of {start}: {theirs}; start "
+                   "from their merged weights (docs/data.md) to train new ones")
 
 
 class WithoutAdapters:

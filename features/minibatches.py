@@ -2,8 +2,8 @@
 before each optimizer step, in RUN/minibatches.jsonl.
 
 Unlike tokens.jsonl, which has one group after the updates, it shows what the clip acted on. Groups
-without a gradient are not scored, and therefore not recorded, except with --plain. Of several
-processes the first one's responses are recorded.
+without a gradient are not scored, and therefore not recorded, except with --plain and where a
+mini-batch has no others. Of several processes the first one's responses are recorded.
 """
 
 import json
@@ -21,19 +21,20 @@ class Flags:
 
 class Minibatches(Feature):
     flags = Flags
+    records = ("minibatches.jsonl",)
 
-    def __init__(self, run):
+    def __init__(self, learner):
+        super().__init__(learner)
         self.last = None         # the mini-batch whose micro-batches arrive
         self.records = []        # of the mini-batches of this rollout batch: lists of responses
 
-    def loss(self, micro, scores, mini):
-        """Add nothing to the loss; record the micro-batch. A response: its reward, its advantage
-        (a number, or one per token), old_logp and logp of its loss tokens in nats."""
+    def before_loss(self, micro, scores, mini):
+        """Record the micro-batch. A response: its reward, its advantage (a number, or one per
+        token), old_logp and logp of its loss tokens in nats."""
         if mini is not self.last:
             self.last = mini
             self.records.append([])
         self.records[-1] += responses(micro, scores.logp.detach())
-        return {}
 
     def report(self, folder, record):
         if self.records:

@@ -23,7 +23,7 @@ class Flags:
               "geometric mean (geo)", section="trainer and sampler", unset="no weights",
         choices=("token_truncate", "seq_truncate", "geo_truncate"), needs=RECOMPUTED)
     mismatch_high: float = flag(
-        2.0, "upper limit of the --mismatch weights", above=0, needs="mismatch")
+        2.0, "upper limit of the --mismatch weights", above=0, needs="mismatch", read=float)
     mismatch_mask: str | None = flag(
         None, "drop tokens or responses whose ratio of trainer to sampler probability is outside "
               "--mismatch_mask_bounds; they stay in the divisor; the ratio is defined as for "
@@ -34,7 +34,8 @@ class Flags:
         [], "lower and upper bound of the ratio for --mismatch_mask",
         unset="0.5 5; for outlier 1e-4 100", needs="mismatch_mask",
         must=(lambda bounds: not bounds or len(bounds) == 2 and 0 <= bounds[0] <= bounds[1],
-              "be two numbers: a lower bound of at least 0, and an upper bound not below it"))
+              "be two numbers: a lower bound of at least 0, and an upper bound not below it"),
+        read=float)
 
 
 class Mismatch(Feature):
@@ -51,9 +52,6 @@ class Mismatch(Feature):
         if settings.mismatch_mask == "token" and not settings.row.per_token:
             refuse(settings, "mismatch_mask", "needs a ratio per token, as in gspo_token: a "
                    "response with one ratio is only scaled")
-
-    def __init__(self, run):
-        self.settings = run.settings
 
     def after_scoring(self, learner, batch, old):
         weights = mismatch_correction(self.settings, batch.old_logp, batch.rollout)     # [B, T]

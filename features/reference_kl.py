@@ -41,11 +41,9 @@ class ReferenceKL(Feature):
             refuse(settings, "use_kl_in_reward", f"has no effect: --advantage {settings.advantage} "
                    "does not read the total reward")
 
-    def __init__(self, run):
-        self.settings = run.settings
-        self.reference = run.load_reference()
-        if kl_in_rewards(run.settings):
-            self.loss = None
+    def __init__(self, learner):
+        super().__init__(learner)
+        self.reference = learner.load_reference()
 
     def after_scoring(self, learner, batch, old):
         ref_logp = learner.score(batch.rollout, scorer=self.reference).logp         # [B, T]
@@ -55,14 +53,22 @@ class ReferenceKL(Feature):
             batch.extras["kl"] = kl_penalty(batch.old_logp, ref_logp, mask, "k1")   # [B, T]
             batch.extras["beta"] = self.settings.beta
 
+    def metrics(self, batch, mini, new):
+        mask = batch.rollout.mask
+        return {"kl": masked_mean(kl_penalty(batch.old_logp, batch.extras["ref_logp"], mask), mask)}
+
+
+class KLTerm(Feature):
+    """The KL as a term of the loss."""
+
+    @classmethod
+    def on(cls, settings):
+        return settings.beta > 0 and not kl_in_rewards(settings)
+
     def loss(self, micro, scores, mini):
         kl = kl_penalty(scores.logp, micro.extras["ref_logp"], micro.rollout.mask,
                         self.settings.kl_estimator, micro.old_logp)                 # [B, T]
         return {"kl_loss": self.settings.beta * (micro.weights * kl).sum()}
-
-    def metrics(self, batch, mini, new):
-        mask = batch.rollout.mask
-        return {"kl": masked_mean(kl_penalty(batch.old_logp, batch.extras["ref_logp"], mask), mask)}
 
 
 def kl_in_rewards(settings):

@@ -55,18 +55,16 @@ class RoutingReplay(Feature):
                                 sampler.temperature, sampler.stop)      # a row per response
         return RecordingSampler(plain, settings)
 
-    def __init__(self, run):
-        policy = run.actor.policy
-        self.settings = run.settings
-        self.learner = None
+    def __init__(self, learner):
+        super().__init__(learner)
+        policy = learner.policy
         if not find_routers(policy):
             raise Refusal("--routing_replay needs a mixture of experts: this model is dense, or "
                           "its routers are not separate modules")
-        self.together = reads_together(run.settings, policy)
+        self.together = reads_together(self.settings, policy)
 
     def after_scoring(self, learner, batch, old):
         """From here on the routes of π_old's own forwards are forced, if there were any."""
-        self.learner = learner
         if old.passes is None:
             return
         if self.settings.routing_replay == "rollout":     # the old log-probs have forced routes
@@ -106,17 +104,15 @@ class ForcedRoutes:
         return replace(self, prompts=self.prompts.take(rows[::G] // G),
                        responses=self.responses.take(rows))
 
-    def join(self, others, P, T):
-        """All of these, which the sampler's routers chose, as one, padded to prompts of P tokens
-        and responses of T tokens."""
-        parts = [self, *others]
-        prompts = [[F.pad(x, (0, 0, P - x.shape[2], 0), value=fill)
-                    for x, fill in zip(part.prompts, (-1, 0))] for part in parts]
-        responses = [[F.pad(x, (0, 0, 0, T - 1 - x.shape[2]), value=fill)
-                      for x, fill in zip(part.responses, (-1, 0))] for part in parts]
-        prompts, responses = (Pass(*(torch.cat(x, 1) for x in zip(*each)))
-                              for each in (prompts, responses))
-        return replace(self, prompts=prompts, responses=responses)
+    def join(self, others):
+        """These and those of further rows, which the sampler's routers chose; narrower prompts are
+        padded on the left."""
+        prompts = [part.prompts for part in (self, *others)]
+        P = max(routes.indices.shape[2] for routes in prompts)
+        first, *rest = (Pass(*(F.pad(x, (0, 0, P - x.shape[2], 0), value=fill)
+                               for x, fill in zip(routes, (-1, 0)))) for routes in prompts)
+        return replace(self, prompts=first.join(rest),
+                       responses=self.responses.join([part.responses for part in others]))
 
     def fit_to_forwards(self, rollout):
         """The Routes, arranged for the forwards that will score this rollout."""

@@ -2,8 +2,8 @@
 as an inference engine holds them.
 
 With --bf16 or --fp16 the copy has that format, so that sampling is as fast as scoring.
---sampler_dtype chooses another one, down to a few bits. `python experiments/run.py dose` measures
-with it how coarse a sampler an algorithm tolerates.
+--sampler_dtype chooses another one, down to a few bits; docs/evidence.md (`dose`, `controls_final`)
+says how coarse a sampler an algorithm tolerates.
 """
 
 from dataclasses import dataclass

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from advantages import not_all_correct
 from features.feature import Feature, flag, refuse
 from plumbing.data.stream import PromptStream
 from plumbing.refusal import Refusal
@@ -54,20 +53,22 @@ class SRPO(Feature):
                           else problem for problem in task.train]
         return task
 
-    def __init__(self, run):
-        settings = run.settings
-        train = run.task.train
+    def __init__(self, learner):
+        super().__init__(learner)
+        settings = self.settings
+        train = learner.task.train
         first = sum(problem.stage == 1 for problem in train)
         sizes = (first, len(train) - first)
         if settings.stage2_step and not all(sizes):
             raise Refusal(f"--stage2_step {settings.stage2_step}: the two sources have {sizes[0]} "
                           f"and {sizes[1]} train prompts that fit, and both need some")
-        self.prompts = run.stream = Stages(sizes, run.stream.seed, settings.stage2_step,
-                                           resamples(settings))
+        learner.stream = Stages(sizes, learner.stream.seed, settings.stage2_step,
+                                resamples(settings))
 
     def after_scoring(self, learner, batch, old):
-        first = torch.cat([parts[:, 0] for _, parts in batch.sampled])              # [n]
-        self.prompts.record(~not_all_correct(first, batch.group_size), batch.step)  # [n / G]
+        G = batch.group_size
+        right = torch.cat([batch.task.right(parts, G) for _, parts in batch.sampled])   # [n]
+        learner.stream.record(right.view(-1, G).all(-1), batch.step)                # [n / G]
 
 
 def resamples(settings):

@@ -4,7 +4,7 @@ import atexit
 import importlib
 from dataclasses import asdict, dataclass
 
-from features.feature import Feature, flag
+from features.feature import Feature, flag, refuse
 
 TRACKERS = ("tensorboard", "wandb", "trackio")               # also the names of their pip packages
 
@@ -22,9 +22,13 @@ class Trackers(Feature):
     def on(cls, settings):
         return settings.report_to != "none"
 
-    def __init__(self, run):
-        self.settings = run.settings
+    def __init__(self, learner):
+        super().__init__(learner)
         self.write = None
+        try:                             # before the first rollout batch
+            importlib.import_module(self.settings.report_to)
+        except ImportError as error:
+            refuse(self.settings, "report_to", f"cannot be used: {error}")
 
     def report(self, folder, record):
         self.write = self.write or start(self.settings, folder, record["step"])

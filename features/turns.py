@@ -68,15 +68,6 @@ class Game:
         self.own += [role == "assistant"] * len(ids)
         self.earned += [0.0] * len(ids)
 
-    def __str__(self):
-        """A line per turn and observation."""
-        rewards = iter(self.rewards)
-        opening = [{"role": "reset", "content": self.opening}] if self.opening else []
-        return "\n".join(
-            f"  reads   {m['content']!r:.100}" if m["role"] != "assistant" else
-            f"  writes  {m['content']!r:.80}   reward {next(rewards, 0):g}"
-            for m in opening + self.messages)
-
 
 class TurnSampler(Wrapper):
     """Samples responses of several turns, each turn by the sampler inside. The class attributes

@@ -10,6 +10,8 @@ command line. A flag with the same meaning as one of TRL or transformers has the
 import argparse
 import difflib
 import json
+import math
+import re
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -54,10 +56,15 @@ ALGORITHMS = {name: {"objective": name} | PRESETS.get(name, {})
 @refuse_os_errors()
 def read_object(text):
     """A JSON object as a word: NAME=VALUE, @FILE, or the object itself, which a recipe has."""
-    if text[0] not in "@{":
-        name, _, value = text.partition("=")
-        return {name: json.loads(value)}
-    return json.loads(Path(text[1:]).read_text(encoding="utf-8") if text[0] == "@" else text)
+    try:
+        if text[:1] not in ("@", "{"):
+            name, _, value = text.partition("=")
+            return {name: json.loads(value)}
+        text = Path(text[1:]).read_text(encoding="utf-8") if text[0] == "@" else text
+        return {**json.loads(text)}
+    except (ValueError, TypeError):
+        raise argparse.ArgumentTypeError(f"{text}: NAME=VALUE, with a value as in JSON, or @FILE "
+                                         "with a JSON object is needed") from None
 
 
 @dataclass(frozen=True)
@@ -69,17 +76,20 @@ class Core:
                 "flags (docs/family.md)", section="the algorithm", choices=ALGORITHMS)
     epsilon: float | None = flag(
         None, "lower end of the clip range, 1 - epsilon; without --epsilon_high also the upper "
-              "end, 1 + epsilon (default: the value of the algorithm's paper)")
+              "end, 1 + epsilon (default: the value of the algorithm's paper)", read=float)
     epsilon_high: float | None = flag(
         None, "upper end of the clip range, 1 + epsilon_high (default: the value of the "
-              "algorithm's paper)")
+              "algorithm's paper)", read=float)
+    constants: dict = flag(
+        {}, "constants of the algorithm's row in losses.OBJECTIVES, each NAME=NUMBER, such as "
+            "tau_negative=3 (default: those of its paper)", read=read_object)
     dual_clip: float | None = flag(
         None, "drop the gradient of tokens with a negative advantage whose token ratio is above "
-              "this value (1912.09729) (default: off)", above=1)
+              "this value (1912.09729) (default: off)", above=1, read=float)
     off_policy_mask: float | None = flag(
         None, "drop responses with a negative advantage whose mean log-prob fell by more than "
               "this many nats (2512.02556) against the π_old of --old_logp; with sampler the "
-              "mismatch counts, too (default: off)", above=0)
+              "mismatch counts, too (default: off)", above=0, read=float)
     reduction: str | None = flag(
         None, "how the loss is averaged over tokens (default: that of the algorithm's paper)",
         choices=("sequence-mean", "token-mean", "group-token-mean", "constant", "sequence-sum"))
@@ -103,8 +113,7 @@ class Core:
         section="the policy")
     hidden_size: int = flag(96, "tiny MoE: width of the hidden states", at_least=1,
                             must=(lambda width: width % 8 == 0, "be a multiple of 8"))
-    num_hidden_layers: int = flag(
-        4, "tiny MoE: number of layers; more than 4 have defaults of their own", at_least=1)
+    num_hidden_layers: int = flag(4, "tiny MoE: number of layers", at_least=1)
     num_experts: int = flag(8, "tiny MoE: experts per layer", at_least=1)
     num_experts_per_tok: int = flag(2, "tiny MoE: experts used per token", at_least=1)
     cold_start_steps: int = flag(
@@ -120,7 +129,7 @@ class Core:
         needs="dataset_name")
     columns: list[str] = flag(
         [], "names of the prompt column and of the answer column (default: prompt, question or "
-            "problem; answer or solution)", needs="dataset_name|environment")
+            "problem; answer or solution)", needs="dataset_name|environment",)
     verifier: list[str] = flag(
         [], "what computes the reward: math (math-verify), exact or FILE.py:FUNCTION; the rewards "
             "of several functions are added (default: math)", needs="dataset_name|environment")
@@ -145,7 +154,7 @@ class Core:
         needs="dataset_name|environment")
     stop: list[str] = flag(
         [], "strings that end a response; \\n stands for a line break (default: only the "
-            "end-of-sequence token)", read=unescape)
+            "end-of-sequence token)", read=unescape, must=(all, "hold no empty text"))
     min_terms: int = flag(8, "built-in task: smallest number of terms of a sum", at_least=1)
     max_terms: int = flag(12, "built-in task: largest number of terms of a sum")
     verbose_answers: bool = flag(False, "built-in task: answers write every step as a+b=c")
@@ -181,7 +190,7 @@ class Core:
         0.0, "AdamW's decoupled weight decay: each step also shrinks the weights by this share of "
              "the learning rate", at_least=0)
     max_grad_norm: float = flag(
-        1.0, "clip the gradient norm at this value; 0: no clipping", at_least=0)
+        1.0, "clip the gradient norm at this value; 0: no clipping", at_least=0, read=float)
 
     micro_batch_size: int | None = flag(
         None, "responses per forward and backward pass; in 16 bits an upper limit, because all "
@@ -213,9 +222,10 @@ class Core:
         False, "with torchrun: shard the model with FSDP2 instead of keeping a full copy in every "
                "process")
 
-    config: str | None = flag(
-        None, "YAML file of flags by their names, for example one of recipes/; command-line flags "
-              "override it (default: none)", section="the run")
+    config: list[str] = flag(
+        [], "YAML files of flags by their names, for example one of recipes/; a later file "
+            "overrides an earlier one, and command-line flags override them (default: none)",
+        section="the run")
     dry_run: bool = flag(
         False, "run one rollout batch and the longest update, and print their time and, on a GPU, "
                "their memory; no run folder is made", without="resume")
@@ -269,14 +279,15 @@ class Core:
 
     @cached_property
     def row(self):
-        """The objective's row with the two bounds beside its clip range."""
+        """The objective's row with --constants and the two bounds beside its clip range."""
         return with_options(self.objective, dual_clip=self.dual_clip,
-                            off_policy_mask=self.off_policy_mask)
+                            off_policy_mask=self.off_policy_mask,
+                            constants=OBJECTIVES[self.objective].constants | self.constants)
 
     @property
     def router_shift(self):
         """Whether the objective's ratio contains RSPO's router shift."""
-        return OBJECTIVES[self.objective].ratio == "log-shifted"
+        return self.row.ratio == "log-shifted"
 
     @cached_property
     def autocast_dtype(self):
@@ -289,12 +300,12 @@ class Core:
         return str(self.autocast_dtype or torch.float32).removeprefix("torch.")
 
 
-# Fields come in the reverse order of bases: those of the core first.
-FLAGS = [feature.flags for feature in FEATURES if feature.flags]
+# the last one's fields come first
+FLAGS = [*(feature.flags for feature in FEATURES if feature.flags), Core]
 
 
 @dataclass(frozen=True)
-class Settings(*reversed(FLAGS), Core):
+class Settings(*FLAGS):
     """What a run was asked to do, with all defaults filled in: the flags of the core and those of
     the features. Nothing changes it: what the data decide, such as the length limit of the built-in
     task, stands in the Task."""
@@ -310,12 +321,7 @@ class Settings(*reversed(FLAGS), Core):
 CHECKPOINT_DEFAULTS = dict(learning_rate=1e-6, prompts_per_step=8, steps_per_generation=2,
                            warmup_steps=5, save_steps=25)
 
-# Defaults for a tiny MoE of more than 4 layers: the shape, the sums and the warm-up with which
-# 48 layers learn on one CPU core, and a learning rate that every algorithm survives there.
-DEEP_DEFAULTS = dict(learning_rate=1e-4, prompts_per_step=16, hidden_size=48, num_experts=16,
-                     min_terms=3, max_terms=5, cold_start_steps=500, cold_start_learning_rate=1e-3)
-
-SHALLOW = 4     # layers of the tiny MoE up to which the fields' own defaults hold
+NULL = "tag:yaml.org,2002:null"
 
 # what a resumed run may change, besides the flags eval_…
 CHANGEABLE = ("steps", "learning_rate", "save_steps", "report_to", "config", "output_dir", "resume",
@@ -328,8 +334,10 @@ def parse(argv):
     """Command line -> Settings, with all defaults filled in and all values checked. Raises Refusal,
     or argparse's SystemExit, with one line."""
     typed = parse_flags(argv)
-    if "config" in typed:
-        typed = merge(parse_flags(read_recipe(typed["config"])), typed)
+    layer = {}
+    for file in typed.get("config", []):
+        layer = merge(layer, read_recipe(file))
+    typed = merge(layer, typed)
     if "resume" in typed and "output_dir" in typed:
         kept = read_run(typed["output_dir"])
         refuse_changes(kept, typed)
@@ -344,11 +352,7 @@ def parse(argv):
 def with_defaults(typed):
     """The Settings of {flag: value}, with presets and defaults in place of what it lacks, without
     any check."""
-    defaults = {}
-    if typed.get("num_hidden_layers", 0) > SHALLOW:
-        defaults = DEEP_DEFAULTS
-    if "model_name_or_path" in typed:
-        defaults = CHECKPOINT_DEFAULTS
+    defaults = CHECKPOINT_DEFAULTS if "model_name_or_path" in typed else {}
     preset = ALGORITHMS[typed.get("algorithm", Settings.algorithm)]
     layer = {name: value for name, value in (defaults | preset).items()
              if name in Settings.__dataclass_fields__}  # lam is none without features/critic.py
@@ -376,7 +380,7 @@ def merge(layer, over):
     """The flags of two layers {flag: value}, of which the second decides. --epsilon without
     --epsilon_high is both ends of the clip range, so that it replaces both of the first."""
     if "epsilon" in over:
-        layer = layer | {"epsilon_high": None}
+        layer = {name: value for name, value in layer.items() if name != "epsilon_high"}
     return layer | over
 
 
@@ -394,23 +398,36 @@ def resolve(settings):
 # -------------------------------------------------------------------------------------- the files
 
 def read_recipe(path):
-    """The words of a command line for the YAML file of flags of --config. A file that it names may
-    stand beside it."""
+    """{flag: value} of the YAML file of --config. Its scalars are read as the text that was typed,
+    as on a command line; null is a flag that is not given. A file that it names may stand beside
+    it."""
     folder = Path(path).parent
+    words = {}
     try:
-        flags = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError) as error:
+        recipe = yaml.compose(Path(path).read_bytes())
+        if not isinstance(recipe, yaml.MappingNode):
+            raise Refusal("it must be a mapping of flags, such as steps: 50")
+        for key, node in recipe.value:
+            if key.value in words:
+                raise Refusal(f"{key.value} is set twice")
+            nodes = node.value if isinstance(node, yaml.SequenceNode) else [node]
+            texts = [read_node(x) for x in nodes if node.tag != NULL]
+            texts = [str(folder / text) if ".py:" in text
+                     and (folder / text.rpartition(":")[0]).is_file() else text for text in texts]
+            words[key.value] = [f"--{key.value}", *texts] if texts[1:] else [
+                f"--{key.value}={text}" for text in texts]
+        return parse_flags(sum(words.values(), []))
+    except (OSError, yaml.YAMLError, Refusal) as error:
         raise Refusal(f"--config {path}: {' '.join(str(error).split())}") from None
-    if not isinstance(flags, dict):
-        raise Refusal(f"--config {path}: it must be a mapping of flags, such as steps: 50")
-    words = []
-    for name, value in flags.items():
-        texts = [json.dumps(x) if isinstance(x, dict) else str(x)
-                 for x in (value if isinstance(value, list) else [value])]
-        texts = [str(folder / text) if (folder / text.rpartition(":")[0]).is_file() else text
-                 for text in texts]
-        words += [f"--{name}", *texts] if isinstance(value, list) else [f"--{name}={texts[0]}"]
-    return words
+
+
+def read_node(node):
+    """The word of a value in a YAML file; a mapping, whose values have types, is one of JSON."""
+    if isinstance(node, yaml.MappingNode):
+        return json.dumps(yaml.safe_load(yaml.serialize(node)), default=str)
+    if not isinstance(node, yaml.ScalarNode) or node.tag == NULL:
+        raise Refusal("null, or a list, cannot stand in a list")
+    return node.value
 
 
 def read_run(folder):
@@ -418,7 +435,9 @@ def read_run(folder):
     file = Path(folder) / "config.json"
     if not file.is_file():
         raise Refusal(f"{folder} is not the folder of a run: it has no config.json")
-    return json.loads(file.read_text(encoding="utf-8"))
+    kept = json.loads(file.read_text(encoding="utf-8"))
+    return {name: value for name, value in kept.items()      # a flag that has gone was off
+            if value or name in Settings.__dataclass_fields__}
 
 
 # ------------------------------------------------------------------------------- the command line
@@ -453,6 +472,7 @@ def make_parser():
     parser = Parser(
         prog="train.py", usage="train.py [--flag value ...]", allow_abbrev=False,
         description="Train a tiny MoE or a pretrained model with GSPO or a related algorithm.")
+    parser._negative_number_matcher = re.compile(r"-[\d.]")   # argparse's does not know -1e-3
     section = parser
     for f in fields(Settings):
         if "section" in f.metadata:
@@ -461,15 +481,24 @@ def make_parser():
     return parser
 
 
+class Join(argparse.Action):
+    """Joins the objects of a flag, which may be given several times."""
+
+    def __call__(self, parser, typed, objects, option_string=None):
+        for names in objects:
+            setattr(typed, self.dest, getattr(typed, self.dest, {}) | names)
+
+
 def add_flag(section, f):
-    """Add --name VALUE. A list takes several values; a switch takes true, false or nothing. A flag
-    that is not given leaves nothing behind."""
+    """Add --name VALUE. A list or an object takes several values, and more where the flag is given
+    again; a switch takes true, false or nothing. A flag that is not given leaves nothing behind."""
     kind = next(t for t in (*get_args(f.type), f.type) if t is not NoneType)     # X of X | None
-    nargs = "+" if get_origin(f.type) is list else "?" if kind is bool else None
+    several = {list: "extend", dict: Join}.get(get_origin(f.type) or f.type)
     default = f.metadata.get("unset", getattr(Settings, f.name, None))
     section.add_argument(
-        f"--{f.name}", nargs=nargs, const=True if kind is bool else None,
-        type=f.metadata.get("read", {bool: boolean}.get(kind, kind)),
+        f"--{f.name}", nargs="+" if several else "?" if kind is bool else None, action=several,
+        const=True if kind is bool else None,
+        type=f.metadata.get("read", {bool: boolean, float: finite}.get(kind, kind)),
         choices=f.metadata.get("choices"), default=argparse.SUPPRESS,
         help=f.metadata["help"] + (f" (default: {default})" if default else ""))
 
@@ -477,3 +506,11 @@ def add_flag(section, f):
 def boolean(text):
     """A switch as a word: true or false."""
     return ("false", "true").index(text.lower()) == 1
+
+
+def finite(text):
+    """A number as a word, neither infinite nor NaN. A flag for which infinity means that there is
+    no bound has read=float."""
+    if not math.isfinite(float(text)):
+        raise ValueError
+    return float(text)

@@ -48,9 +48,17 @@ def choose_folder(settings):
 
 
 def refuse_old_run(settings, folder):
-    """Refuse to begin a run in the folder of another one."""
-    if (folder / "config.json").exists() and not settings.resume:
-        raise Refusal(f"{folder} holds a run: use --resume to continue it, or another --output_dir")
+    """Refuse to begin a run where it would replace a file, of another run or anybody's."""
+    names = ("config.json", "summary.json", "checkpoints/*", *records(settings))
+    held = [path for name in names for path in folder.glob(name)]
+    if held and not settings.resume:
+        raise Refusal(f"{held[0]} exists: use --resume to continue a run, or another --output_dir")
+
+
+def records(settings):
+    """The names of the files to which a run appends lines with a step."""
+    return ["metrics.jsonl", "samples.jsonl", *["tokens.jsonl"] * settings.save_tokens,
+            *[name for feature in settings.features for name in feature.records]]
 
 
 def lock(folder):
@@ -65,9 +73,9 @@ def lock(folder):
 
 @refuse_os_errors()
 def begin_run(settings, folder, step):
-    """Make and lock the folder, write config.json, and drop the records after batch `step`, from
-    which a resumed run goes on, and a line that a kill has cut off. Returns the folder: the next
-    one if another run has taken a default one in the meantime."""
+    """Make and lock the folder, write config.json, and drop the run's records after batch `step`,
+    from which a resumed run goes on, and a line that a kill has cut off. Returns the folder: the
+    next one if another run has taken a default one in the meantime."""
     try:
         folder.mkdir(parents=True, exist_ok=settings.output_dir is not None)
     except FileExistsError:
@@ -77,7 +85,7 @@ def begin_run(settings, folder, step):
     lock(folder)
     refuse_old_run(settings, folder)     # begun in --output_dir in the meantime
     write_text(folder / "config.json", json.dumps(asdict(settings), indent=1))
-    for file in folder.glob("*.jsonl"):
+    for file in filter(Path.exists, [folder / name for name in records(settings)]):
         lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
         kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step]
         write_text(file, "".join(kept))
@@ -86,7 +94,7 @@ def begin_run(settings, folder, step):
 
 def write_text(file, text):
     """Write a small file in one step: a kill leaves the old text or the new one."""
-    partial = file.with_suffix(".partial")
+    partial = file.with_name(f".{file.name}.partial")
     partial.write_text(text, encoding="utf-8")
     os.replace(partial, file)
 
@@ -97,12 +105,11 @@ def save(folder, learner, step):
     """Write checkpoints/step_N of a run. Every process must call this."""
     state = {"step": step, "updates": learner.updates, "optimizer": optimizer_state(learner),
              "critic": critic_weights(learner.actor), "stream": learner.stream.state_dict(),
-             "scaler": learner.scaler.state_dict(), "rows": learner.rows,
-             "features": {type(f).__name__: f.state_dict() for f in learner.features.all},
+             "scaler": learner.scaler.state_dict(), "rows": learner.data_digest,
              "random": [random.getstate(), torch.get_rng_state()]}
     with processes.gathered(learner.actor) as policy:
         if processes.rank() == 0:
-            write(folder, policy, learner.tokenizer, state)
+            write(folder, policy, learner, state)
 
 
 def optimizer_state(learner):
@@ -119,20 +126,28 @@ def critic_weights(actor):
             for name, weight in actor.state_dict().items() if name.startswith("critic.")}
 
 
-def write(folder, policy, tokenizer, state):
-    """Write checkpoints/step_N, in full before it has its name, and delete all but the newest
-    KEEP."""
+def write(folder, policy, learner, state):
+    """Write checkpoints/step_N, in full before it has its name, and delete all before it but the
+    newest KEEP - 1."""
     target = folder / "checkpoints" / f"step_{state['step']}"
     partial = target.with_name(".partial")       # one that a kill has left is written anew
     shutil.rmtree(partial, ignore_errors=True)
-    policy.save_pretrained(partial)
-    tokenizer.save_pretrained(partial)
-    torch.save(state, partial / STATE)
-    for path in [*partial.iterdir(), partial]:
-        sync(path)                               # before a power cut can find it under its name
+    try:
+        policy.save_pretrained(partial)
+        learner.tokenizer.save_pretrained(partial)
+        state["features"] = {type(f).__name__: f.state_dict(partial) for f in learner.features}
+        torch.save(state, partial / STATE)
+        for path in [*partial.rglob("*"), partial]:
+            sync(path)                           # before a power cut can find it under its name
+    except Exception as error:                   # torch and safetensors raise no OSError
+        if shutil.disk_usage(folder).free > 2 ** 20:
+            raise
+        raise Refusal(f"the disk is full, and {target} is not saved: make room; --resume continues "
+                      "from the checkpoint before it") from error
     partial.rename(target)
     sync(target.parent)
-    for old in list_checkpoints(folder)[:-KEEP]:
+    saved = list_checkpoints(folder)
+    for old in saved[:saved.index(target) + 1][:-KEEP]:
         shutil.rmtree(old)
 
 
@@ -147,16 +162,17 @@ def sync(path):
 
 
 def list_checkpoints(folder):
-    """The folders of the run's checkpoints, oldest first."""
-    return sorted((folder / "checkpoints").glob("step_*"),
-                  key=lambda checkpoint: int(checkpoint.name.removeprefix("step_")))
+    """The folders of the run's checkpoints, oldest first: step_N that have a state of ours."""
+    saved = [state.parent for state in folder.glob(f"checkpoints/step_*/{STATE}")]
+    return sorted((path for path in saved if path.name[5:].isdecimal()),
+                  key=lambda path: int(path.name[5:]))
 
 
 def restore(checkpoint, learner):
     """Go on from a checkpoint, from which the policy itself was loaded before. Returns the number
     of its batch."""
     state = torch.load(checkpoint / STATE, weights_only=True, map_location="cpu")
-    if state["rows"] != learner.rows:
+    if state["rows"] != learner.data_digest:
         raise Refusal(f"--resume: the training rows are not those of {checkpoint}; begin another "
                       "run")
     whole = StateDictOptions(full_state_dict=True, strict=False)
@@ -172,8 +188,8 @@ def restore(checkpoint, learner):
     learner.set_updates(state["updates"])
     learner.stream.load_state_dict(state["stream"])
     learner.scaler.load_state_dict(state["scaler"])
-    for feature in learner.features.all:
-        feature.load_state_dict(state["features"].get(type(feature).__name__))
+    for feature in learner.features:
+        feature.load_state_dict(state["features"].get(type(feature).__name__), checkpoint)
     python, torchs = state["random"]
     random.setstate(python)
     torch.set_rng_state(torchs)
@@ -183,13 +199,19 @@ def restore(checkpoint, learner):
 # ---------------------------------------------------------------------------------------- Ctrl-C
 
 class Stop:
-    """Ctrl-C, or SIGTERM, lets a run complete its rollout batch and save it. A second one, more
-    than two seconds later, stops it at once: torchrun repeats a signal immediately."""
+    """`with Stop() as stop:` lets Ctrl-C, or SIGTERM, complete a run's rollout batch and save it. A
+    second one, more than two seconds later, stops it at once: torchrun repeats a signal
+    immediately."""
 
-    def __init__(self):
+    def __enter__(self):
         self.since = None        # when the first signal came
-        signal.signal(signal.SIGINT, self.handle)
-        signal.signal(signal.SIGTERM, self.handle)
+        self.before = [(number, signal.signal(number, self.handle))
+                       for number in (signal.SIGINT, signal.SIGTERM)]
+        return self
+
+    def __exit__(self, *error):
+        for number, handler in self.before:
+            signal.signal(number, handler)
 
     def handle(self, number, frame):
         now = time.monotonic()

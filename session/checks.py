@@ -13,7 +13,7 @@ import torch
 from advantages import ADVANTAGES
 from features import FEATURES
 from features.feature import refuse
-from losses import check_clip_range
+from losses import OBJECTIVES, check_clip_range
 from plumbing.refusal import Refusal
 
 RANGES = {"at_least": operator.ge, "above": operator.gt, "at_most": operator.le}
@@ -68,7 +68,11 @@ def is_met(settings, condition):
 
 
 def check_objective(settings):
-    """Refuse an objective, an advantage and log-probs that do not fit each other."""
+    """Refuse an objective, its constants, an advantage and log-probs that do not fit each other."""
+    known = OBJECTIVES[settings.objective].constants
+    if settings.constants.keys() - known:
+        refuse(settings, "constants", f"must be of --algorithm {settings.algorithm}, which has "
+               f"{', '.join(known) or 'none'}")
     advantage = ADVANTAGES[settings.advantage]
     mask = torch.ones(2, 3, dtype=torch.bool)                                       # [B, T]
     A = mask if advantage.per == "token" else mask[:, 0]                            # [B, T] or [B]

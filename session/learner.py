@@ -1,55 +1,84 @@
 """What is trained and what trains it: the policy, its sampler, the optimizer and its schedule.
 
-make_learner makes them once per run, before the first rollout batch; train.py calls the Learner's
-methods in every batch.
+The Learner is made once per run, before the first rollout batch; the features are made with it.
 """
 
 import math
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import nn
 
 from advantages import ADVANTAGES
-from features.feature import Features
+from features.feature import find_hooks
 from losses import combine_stats
 from plumbing.data.stream import PromptStream
 from plumbing.engines.samplers import SharedSampler, make_sampler
-from plumbing.model.actor import Run, make_scorer
+from plumbing.model.actor import make_scorer
+from plumbing.model.policy import load_policy
 from plumbing.parallel import processes
-from plumbing.speed import skipped_groups
-from plumbing.speed.rollouts import join_scores
+from rollout import join_fields
 from routes import replay_routes
 
 
 BAD = 3          # updates in a row that are not finite end a run
 
 
-@dataclass
 class Learner:
     """What is trained and what trains it, made once per run."""
 
-    settings: object
-    device: torch.device
-    actor: torch.nn.Module       # the policy and its critic, if there is one: a Scorer
-    tokenizer: object
-    sampler: object              # sampler.sample(prompts, G) -> Rollout
-    reward_components: object    # Task.reward_components: responses -> [B, K]
-    response_logp: object        # response_logp(rollout) -> Scores; wrapped by DDP or FSDP2
-    optimizer: torch.optim.Optimizer
-    schedule: object             # number of updates -> share of --learning_rate
-    stream: PromptStream         # which prompts come next
-    features: Features           # what the flags of features/ add
-    scaler: object               # of gradients, for --fp16
-    world: int                   # how many processes share the work
-    needs_old_entropy: bool      # whether π_old's entropies are computed
-    update_options: dict         # for response_logp in an update
-    frozen_batches: int          # rollout batches at the beginning that leave the policy as it is
-    skip_zero_variance: bool     # whether an update may leave out zero-variance groups
-    rows: str                    # SHA-256 of the training rows
-    updates: int = 0             # optimizer steps so far
-    bad: int = 0                 # updates in a row that were not finite
+    def __init__(self, settings, task, policy, tokenizer, device):
+        # The order in which a run is built:
+        #   1. the policy is loaded, and changed by the features' `load` (actor.py)
+        #   2. the actor around it is moved to the device
+        #   3. the features are made: they may add a critic to the actor, or replace the stream
+        #   4. the sampler is wrapped by the features
+        #   5. the actor is wrapped by DDP, or sharded by FSDP2
+        #   6. the optimizer gets the parameters of the actor: FSDP2 has replaced them
+        reads = ADVANTAGES[settings.advantage].reads
+        self.settings = settings
+        self.task = task
+        self.tokenizer = tokenizer
+        self.device = device
+        self.actor = make_scorer(settings, policy, critic="values" in reads).to(device)
+        self.stream = PromptStream(len(task.train), settings.seed)     # which prompts come next
+        self.world = processes.world()   # how many processes share the work
+        self.updates = 0                 # optimizer steps so far
+        self.bad = 0                     # updates in a row that were not finite
+
+        # what a feature may set when it is made
+        self.reference = None            # a Scorer, in place of a second copy of the policy
+        self.needs_old_entropy = "entropy" in reads              # old.entropy in after_scoring
+        self.needs_new_entropy = False                           # scores.entropy in loss
+        self.needs_new_routes = settings.router_shift            # scores.routes in loss
+        self.features = [feature(self) for feature in settings.features]
+        self.hooks = find_hooks(self.features)
+
+        self.sampler = make_sampler(settings, policy, tokenizer, task, training=True)
+        self.reward_components = task.reward_components          # responses -> [B, K]
+        if self.world > 1:
+            self.sampler = SharedSampler(self.sampler, self.actor)
+            self.reward_components = processes.share_reward_components(self.reward_components)
+        self.response_logp = processes.wrap(self.actor, settings.shard)      # rollout -> Scores
+        self.update_options = {"entropy": self.needs_new_entropy, "record": self.needs_new_routes}
+        self.optimizer = make_optimizer(settings, self.actor)
+        self.rates = [group["lr"] for group in self.optimizer.param_groups]  # at the peak
+        self.schedule = make_schedule(settings)                  # updates so far -> share of them
+        self.scaler = torch.amp.GradScaler(device.type, enabled=settings.fp16)
+        self.data_digest = task.digest()
+        # a group whose advantages are all 0 has no gradient: the policy loss does not pull it
+        # towards π_old, and no feature adds a term
+        self.skip_zero_variance = (
+            not settings.plain and self.world == 1 and not self.hooks["loss"]
+            and ADVANTAGES[settings.advantage].per == "response" and not settings.row.pulls)
+        self.set_updates(0)
+
+    def __setattr__(self, name, value):
+        if name == "settings" and hasattr(self, name):
+            raise AttributeError("settings are fixed when a run begins: half of them would not act "
+                                 "any more. What may change is a field of the Batch: clip_range")
+        super().__setattr__(name, value)
 
     @property
     def policy(self):
@@ -75,7 +104,7 @@ class Learner:
                                 record=record)
             chunks.append(replace(scores, hidden=None))
         chunks = self.gather(chunks)
-        return chunks[0] if len(chunks) == 1 else join_scores(chunks)
+        return chunks[0] if len(chunks) == 1 else join_fields(chunks)
 
     def micro_batches(self, mini):
         """The responses [n] of each forward pass of an update, of this process's share. Groups
@@ -83,7 +112,7 @@ class Learner:
         rows = torch.arange(len(mini.problems))                                     # [B]
         if self.skip_zero_variance:
             size = self.rows_per_pass() if self.settings.autocast_dtype else None
-            rows = skipped_groups.find_live_rows(mini, size)                        # [n]
+            rows = find_live_rows(mini, size)                                       # [n]
         return self.split(rows, self.rows_per_pass())
 
     def split(self, rows, size):
@@ -106,15 +135,14 @@ class Learner:
         """The entries of all processes' lists, in their order, as one list."""
         return sum(processes.gather(entries), [])
 
-    def step(self, mini, stats):
+    def step(self, mini, parts):
         """Clip the norm of the gradient of a mini-batch and change the weights, unless loss or
-        gradient are not finite. stats: those of its micro-batches in this process. Returns those of
-        the mini-batch as numbers."""
-        stats = combine_stats(self.gather(stats))
+        gradient are not finite. parts: (statistics, terms of the loss) of its micro-batches in this
+        process. Returns those of the mini-batch as numbers."""
+        stats, terms = zip(*self.gather(parts))
+        stats = combine_stats(stats) | {name: sum(x[name] for x in terms) for name in terms[0]}
         share = stats["tokens"] / mini.rollout.mask.sum().clamp(min=1)   # that was not left out
         stats |= {name: stats[name] * share for name in ("clip_low", "clip_high")}
-        if mini.step <= self.frozen_batches:
-            self.policy.zero_grad()      # without a gradient AdamW leaves weights and moments alone
         self.scaler.unscale_(self.optimizer)
         trained = [p for group in self.optimizer.param_groups for p in group["params"]]
         norm = nn.utils.clip_grad_norm_(trained, self.settings.max_grad_norm or math.inf)
@@ -125,6 +153,8 @@ class Learner:
         if not stats["skipped"] and stats["tokens"]:
             self.optimizer.step()
             self.set_updates(self.updates + 1)
+            for after_step in self.hooks["after_step"]:
+                after_step(self, mini, stats)
         self.scaler.update()
         return stats
 
@@ -145,46 +175,39 @@ class Learner:
         raise SystemExit(f"{self.bad} updates in a row were not finite with --algorithm "
                          f"{self.settings.algorithm}: {', '.join(wrong)}; {advice}")
 
+    def load_reference(self):
+        """A frozen Scorer of the policy that the run started from. No random numbers of the run are
+        drawn."""
+        if self.reference:
+            return self.reference
+        with torch.random.fork_rng(devices=[]):
+            policy, _ = load_policy(self.settings, self.task, self.device)
+        return make_scorer(self.settings, policy).to(self.device).requires_grad_(False)
+
     def set_updates(self, n):
         """n optimizer steps have been made: set the learning rate of the next one."""
         self.updates = n
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.settings.learning_rate * self.schedule(n)
+        for rate, group in zip(self.rates, self.optimizer.param_groups, strict=True):
+            group["lr"] = rate * self.schedule(n)
 
 
-def make_learner(settings, task, policy, tokenizer, device):
-    """The Learner of a run: everything that is fixed before the first batch."""
-    # The order in which a run is built:
-    #   1. the policy is loaded, and changed by the features' `load` (actor.py: load_trained_policy)
-    #   2. the actor around it is moved to the device
-    #   3. the features are made: they may add a critic to the actor, or replace run.stream
-    #   4. the sampler is wrapped by the features
-    #   5. the actor is wrapped by DDP, or sharded by FSDP2
-    #   6. the optimizer gets the parameters of the actor: FSDP2 has replaced them
-    reads = ADVANTAGES[settings.advantage].reads
-    actor = make_scorer(settings, policy, critic="values" in reads).to(device)
-    stream = PromptStream(len(task.train), settings.seed)
-    run = Run(settings, task, tokenizer, device, actor, stream,
-              needs_old_entropy="entropy" in reads, needs_new_routes=settings.router_shift)
-    features = Features(feature(run) for feature in settings.features)
-    sampler = make_sampler(settings, policy, tokenizer, task, training=True)
-    reward_components = task.reward_components
-    world = processes.world()
-    if world > 1:
-        sampler = SharedSampler(sampler, actor)
-        reward_components = processes.share_reward_components(reward_components)
-    wrapped = processes.wrap(actor, settings.shard)
-    optimizer = make_optimizer(settings, actor)
-    learner = Learner(
-        settings, device, actor, tokenizer, sampler, reward_components, wrapped, optimizer,
-        schedule=make_schedule(settings, run.frozen_batches),
-        stream=run.stream, features=features, world=world,
-        needs_old_entropy=run.needs_old_entropy, frozen_batches=run.frozen_batches,
-        update_options={"entropy": run.needs_new_entropy, "record": run.needs_new_routes},
-        skip_zero_variance=skipped_groups.can_be_skipped(settings, features, world),
-        scaler=torch.amp.GradScaler(device.type, enabled=settings.fp16), rows=task.digest())
-    learner.set_updates(0)
-    return learner
+def find_live_rows(mini, rows_per_pass=None):
+    """The responses [n] of the groups of a mini-batch that change the gradient. At least one group
+    stays, one with loss tokens if there is one, so that there is a forward. rows_per_pass: so many
+    responses, or a multiple of it, with groups that change nothing if need be: in 16 bits a forward
+    with fewer rows may round otherwise than that of the old log-probs, by more than GSPO's clip
+    range; None: any number."""
+    G = mini.group_size
+    tokens = mini.rollout.mask.any(-1)                                              # [B]
+    moves = tokens & mini.advantages.reshape(len(tokens), -1).ne(0).any(-1)         # [B]
+    # one GPU synchronization for both
+    tokens, moves = torch.stack([tokens, moves]).view(2, -1, G).any(-1).tolist()    # [Q] each
+    groups = range(len(moves))
+    live = [i for i in groups if moves[i]] or [tokens.index(True) if any(tokens) else 0]
+    if rows_per_pass:
+        missing = -len(live) % max(1, rows_per_pass // G)
+        live += [i for i in groups if i not in live][:missing]
+    return torch.arange(len(mini.problems)).view(-1, G)[live].flatten()             # [n]
 
 
 def make_optimizer(settings, actor):
@@ -196,18 +219,14 @@ def make_optimizer(settings, actor):
     return torch.optim.AdamW(parameters, fused=True, **options)
 
 
-def make_schedule(settings, frozen_batches=0):
+def make_schedule(settings):
     """The share of the peak learning rate as a function of the optimizer steps so far:
     --warmup_steps of linear warm-up, then the schedule of --lr_scheduler_type. A skipped update
-    does not count. frozen_batches: rollout batches at the peak rate before all that."""
+    does not count."""
     n = settings.warmup_steps
-    head = frozen_batches * settings.updates_per_batch
-    steps = settings.steps * settings.updates_per_batch - head
+    steps = settings.steps * settings.updates_per_batch
 
     def share(step):
-        step -= head
-        if step < 0:
-            return 1.0
         if step < n:
             return (step + 1) / n
         progress = min(1.0, (step - n) / max(1, steps - n))
@@ -223,16 +242,3 @@ def forced(policy, rollout):
     if routes is None:
         return nullcontext()
     return replay_routes(policy, routes.fit_to_forwards(rollout))
-
-
-def longest_update(learner, rollout, T):
-    """Forward and backward of T random tokens after the prompts of a rollout, as many responses as
-    an update has in a pass, beside the gradients and moments of the update before."""
-    rows = min(learner.rows_per_pass(), learner.settings.mini_batch_rows)
-    part = rollout.take(torch.arange(rows))
-    ids = torch.randint(learner.policy.config.vocab_size, (len(part.mask), T),
-                        device=learner.device)                                      # [b, T]
-    mask = torch.ones_like(ids, dtype=torch.bool)                                   # [b, T]
-    new = learner.response_logp(replace(part, response_ids=ids, mask=mask, forced_routes=None),
-                                **learner.update_options)
-    sum(x.sum() for x in (new.logp, new.entropy, new.values) if x is not None).backward()

@@ -7,26 +7,29 @@ tokens, averaged over all mini-batches, as in the papers.
 """
 
 import json
+import math
 
 import torch
 
+from advantages import groups_with_signal
 from losses import STATISTICS
 from plumbing.parallel import processes
 from ratios import cross_entropy, masked_mean, ratio_stats
 from routes import flip_rate, router_shift
 
-EARLY = 3         # rollout batches after which a response should have been right
+PATIENCE = 3      # rollout batches in a row that teach little, after which a line says so
+CUT = 0.3         # share of responses cut off above which a batch teaches little
 ROUNDING = 1e-10  # upper bound on Var[log w] of an unchanged policy that is scored twice in float32
 
 
 # ----------------------------------------------------------------------------- the record's parts
 
-def rollout_metrics(batch, task, settings):
+def rollout_metrics(batch, settings, first):
     """Metrics of the rewards, their components and the lengths of all responses that were sampled,
-    those of discarded groups too, and KL(sampler || trainer) of the batch, per token in nats. A
-    response passes if its first component is at least 1. NaN marks a component that a response does
-    not have: it is left out of the component's mean."""
-    sampled = batch.sampled
+    those of discarded groups too, and KL(sampler || trainer) of the batch, per token in nats: with
+    --old_logp sampler by the statistics of the `first` update, over the groups that it scores. NaN
+    marks a component that a response does not have: it is left out of the component's mean."""
+    task, sampled = batch.task, batch.sampled
     G = batch.rollout.group_size
     parts = torch.cat([parts for _, parts in sampled])                              # [n, K]
     rewards = task.total(parts).float()                                             # [n]
@@ -36,41 +39,43 @@ def rollout_metrics(batch, task, settings):
     means = parts.float().nanmean(0).nan_to_num(nan=0.0).tolist()                           # K
     live = 1.0
     if G > 1:
-        signal = [task.groups_with_signal(settings, *one) for one in sampled]
-        live = torch.cat(signal).float().mean().item()
-    kl = None
+        live = groups_with_signal(settings.advantage, task.total(batch.parts), G, batch.advantages)
+        live = live.float().mean().item()
+    kl = -first["log_w_mean"]
     if settings.old_logp == "recompute":
         d = batch.old_logp - batch.rollout.sampler_logp                             # [B, T]
         kl = masked_mean(torch.expm1(d) - d, batch.rollout.mask)     # an estimate that is never < 0
     return {"reward": graded.mean().nan_to_num(nan=0.0).item(),
             "reward_std": graded.std(unbiased=False).nan_to_num(nan=0.0).item(),
             "reward_parts": dict(zip([*task.component_names, *task.penalties], means)),
-            "pass_rate": (parts[:, 0] >= 1).float().mean().item(),
+            "pass_rate": task.right(parts, G).float().mean().item(),
             "length": lengths.mean().item(),
             "inverse_length": masked_mean(1 / lengths, lengths > 0),
             "truncated": truncated.float().mean().item(), "zero_variance_groups": 1 - live,
             "discarded_groups": (len(rewards) - len(batch.problems)) // G, "mismatch_kl": kl}
 
 
+def clip_range_metrics(batch, settings):
+    """The clip range of the batch, as policy_loss takes it; None: an open end, or no range."""
+    ends = zip(("epsilon", "epsilon_high"), settings.row.clip_range(*batch.clip_range))
+    return {name: end if end is not None and math.isfinite(end) else None for name, end in ends}
+
+
 def update_metrics(updates):
     """The statistics of the updates of a rollout batch, combined: the largest value where
-    losses.STATISTICS says "max", else the mean over the updates that have what the statistic is
-    averaged over, and some of every update alone ("minibatches")."""
-    alone = [name for name in STATISTICS if name.startswith("signal_")]
-    per_update = ("clip_low", "clip_high", "clip_signal", "grad_norm", *alone)
-    names = [name for name in updates[0] if name not in alone and STATISTICS.get(name) != "count"]
-    return {name: over_updates(name, updates) for name in names} | {
+    losses.STATISTICS says "max", else the mean over the updates that have loss tokens (clip_signal:
+    with A not 0), and some of every update alone ("minibatches")."""
+    counts = [name for name, over in STATISTICS.items() if over == "count"]
+    per_update = ("clip_low", "clip_high", "clip_signal", "signal_tokens", "log_s_var", "grad_norm")
+    record = {}
+    for name in [name for name in updates[0] if name not in counts]:
+        count = "signal_tokens" if name == "clip_signal" else "tokens"
+        values = [u[name] for u in updates if u[count]]
+        record[name] = sum(values) / max(1, len(values))
+    return record | {
+        "ratio_max": max(u["ratio_max"] for u in updates),
         "skipped": sum(u["skipped"] for u in updates),
         "minibatches": [{name: u[name] for name in per_update} for u in updates]}
-
-
-def over_updates(name, updates):
-    """One statistic of a rollout batch, as update_metrics says."""
-    if STATISTICS.get(name) == "max":
-        return max(u[name] for u in updates)
-    count = "signal_tokens" if STATISTICS.get(name) == "signal_tokens" else "tokens"
-    values = [u[name] for u in updates if u[count]]
-    return sum(values) / max(1, len(values))
 
 
 def policy_metrics(old_logp, new, mask):
@@ -111,18 +116,17 @@ class Recorder:
     """Records every rollout batch: a line in metrics.jsonl, a line on the screen, the first
     responses in samples.jsonl, and the tokens of one group in tokens.jsonl for `eval.py view`."""
 
-    def __init__(self, folder, task, learner):
+    def __init__(self, folder, learner):
         self.folder = folder
-        self.task = task
         self.learner = learner
         self.settings = learner.settings
         self.errors = self.count_errors()
-        self.right = 0.0                 # the sum of the batches' pass rates
+        self.poor = 0                    # batches in a row that teach little
         self.writes = processes.rank() == 0
 
     def count_errors(self):
         """Of the reward functions, in all processes, since the run began or went on."""
-        return sum(self.learner.gather([f.errors for f in self.task.reward_functions]))
+        return sum(self.learner.gather([f.errors for f in self.learner.task.reward_functions]))
 
     def log(self, batch, mini, updates, times, held):
         """Record a completed rollout batch. mini: its last mini-batch; updates: the statistics of
@@ -133,17 +137,16 @@ class Recorder:
         if self.writes:
             self.write("samples.jsonl", {"step": batch.step, "samples": first_responses(batch)})
             if self.settings.save_tokens:
-                self.write("tokens.jsonl", group_record(mini, new, self.learner, self.task))
-            for report in self.learner.features.hooks["report"]:
+                self.write("tokens.jsonl", group_record(mini, new, self.learner))
+            for report in self.learner.hooks["report"]:
                 report(self.folder, record)
             self.write("metrics.jsonl", record)
             print(format_line(record, self.settings.steps), flush=True)
-            self.right += record["pass_rate"]
-            never = batch.step == EARLY and not self.right
-            if never:
-                print(f"note: no response was right in the first {EARLY} batches (the first "
-                      "component of its reward at least 1); does the reward function read such?")
-            if never or batch.step % max(1, self.settings.steps // 10) == 0:
+            reason = explain_poor(record)
+            self.poor = self.poor + 1 if reason else 0
+            if self.poor == PATIENCE:
+                print(f"note: {PATIENCE} batches in a row teach little: {reason}")
+            if self.poor == PATIENCE or batch.step % max(1, self.settings.steps // 10) == 0:
                 print(" " * 8 + describe(first_responses(batch)[0]), flush=True)
 
     def make_record(self, batch, mini, new, updates, times):
@@ -151,10 +154,11 @@ class Recorder:
         tokens = int(batch.rollout.mask.sum())
         errors_before, self.errors = self.errors, self.count_errors()
         phases = ("seconds_rollout", "seconds_logp", "seconds_update")
-        record = {"step": batch.step, **rollout_metrics(batch, self.task, self.settings),
+        record = {"step": batch.step, **rollout_metrics(batch, self.settings, updates[0]),
                   **update_metrics(updates),
+                  **clip_range_metrics(batch, self.settings),
                   **policy_metrics(mini.old_logp, new, mini.rollout.mask)}
-        for metrics in self.learner.features.hooks["metrics"]:
+        for metrics in self.learner.hooks["metrics"]:
             record |= metrics(batch, mini, new)
         return record | route_metrics(mini, new) | {         # after what a feature has recorded
             "lr": self.learner.optimizer.param_groups[0]["lr"],
@@ -169,6 +173,16 @@ class Recorder:
             file.write(json.dumps(record) + "\n")
 
 
+def explain_poor(record):
+    """Why a batch teaches little, and the flag to look at; None if it does not."""
+    if record["truncated"] > CUT:
+        return f"{record['truncated']:.0%} of the responses are cut off (--max_completion_length)"
+    if record["zero_variance_groups"] == 1:
+        right = f"{record['pass_rate']:.0%} of the responses are right"
+        return f"the rewards of every group are equal, {right} (--verifier, --dataset_name)"
+    return None
+
+
 def held_out_record(answers):
     """The entries of metrics.jsonl for what eval.held_out returned; {} for None."""
     if not answers:
@@ -181,10 +195,11 @@ def held_out_record(answers):
 def first_responses(batch):
     """The first response of the first two groups, for samples.jsonl."""
     rollout = batch.rollout
+    rewards = batch.rewards.tolist()
     samples = []
     for i in range(0, len(batch.problems), rollout.group_size)[:2]:
         samples.append({"prompt": batch.problems[i].prompt, "response": rollout.texts[i],
-                        "reward": round(batch.rewards[i].item(), 7)})
+                        "reward": round(rewards[i], 7)})
         if rollout.games:
             samples[-1]["turns"] = rollout.games[i].messages
     return samples
@@ -199,13 +214,12 @@ def describe(sample):
 def format_line(record, steps):
     """The line of a rollout batch on the screen."""
     seconds = sum(record[f"seconds_{phase}"] for phase in ("rollout", "logp", "update"))
-    low = record["clip_low"]
-    high = record["clip_high"]
+    clip = record["clip_low"] + record["clip_high"]
     columns = [
         f"batch {record['step']:{len(str(steps))}}/{steps}", f"reward {record['reward']:.2f}",
         f"pass {record['pass_rate']:.2f}", f"zero-var {record['zero_variance_groups']:.2f}",
         f"len {record['length']:5.1f} cut {record['truncated']:.2f}",
-        f"clip {low + high:.2f} (low {low:.2f} high {high:.2f})",
+        f"clip {clip:.2f} clip_signal {record['clip_signal']:.2f}",
         f"var log w {record['log_w_var']:.1e} log s {record['log_s_var']:.1e}",
         f"|g| {record['grad_norm']:.2f}", f"{seconds:.1f} s"]
     if record["flip_rate"] is not None:
@@ -217,24 +231,23 @@ def format_line(record, steps):
 
 # ---------------------------------------------------------------------- one group's tokens
 
-def group_record(mini, new, learner, task):
-    """A line of tokens.jsonl: the G responses of the first group of a mini-batch in which not all
-    advantages are 0. new: the mini-batch's Scores under the policy after the updates; nothing is
-    computed again.
+def group_record(mini, new, learner):
+    """A line of tokens.jsonl: the G responses of the first group of a mini-batch that has a signal.
+    new: the mini-batch's Scores under the policy after the updates; nothing is computed again.
 
     old_logp, new_logp        [G, T] under the policy before and after the batch's updates
     rewards, advantages       [G]; advantages also [G, T]
     first_error               G token indices: the first wrong step of a response, or None
     old_experts, new_experts  [L, G, T, K] chosen before and after the updates
     router_shift              [G, T] RSPO's γ̃
-    factors                   [G, T] mismatch weights and high-entropy mask
+    factors                   [G, T] what scaled the surrogate
 
     A response ends at its last loss token; one without any is shown whole. Tokens that were
     inserted before it have mask 0.
     """
-    G = mini.rollout.group_size
-    moves = mini.advantages.reshape(len(mini.problems) // G, -1).ne(0).any(-1)      # [Q]
-    rows = int(moves.int().argmax()) * G + torch.arange(G)                          # [G]
+    G = mini.group_size
+    live = mini.advantages.reshape(len(mini.problems) // G, -1).ne(0).any(-1)       # [Q]
+    rows = int(live.int().argmax()) * G + torch.arange(G)                           # [G]
     shown = mini.take(rows)
     rollout = shown.rollout
     mask = rollout.mask.int().tolist()                                              # [G][T]
@@ -251,12 +264,12 @@ def group_record(mini, new, learner, task):
         values["new_experts"] = new_routes.indices[:, rows]
         values["router_shift"] = router_shift(
             shown.routes.logits, new.routes.logits[:, rows], shown.routes.indices, rollout.mask)
-    for tokens in learner.features.hooks["tokens"]:
+    for tokens in learner.hooks["tokens"]:
         values |= tokens(rollout)
     record = {"step": mini.step, "prompt": decode(rollout.prompt_ids[0][rollout.prompt_mask[0]]),
               "rewards": shown.rewards.tolist()}
-    if task.first_error:
-        record["first_error"] = [*map(task.first_error, rollout.texts, shown.problems)]
+    if mini.task.first_error:
+        record["first_error"] = [*map(mini.task.first_error, rollout.texts, shown.problems)]
     return record | {name: cut(x, ends) for name, x in values.items() if x is not None}
 
 

@@ -17,7 +17,7 @@ def plan(settings, task, device):
     clip_range = ""
     if settings.epsilon is not None:
         clip_range = f", clip range [1 - {settings.epsilon:g}, 1 + {settings.epsilon_high:g}]"
-    notes = [note for feature in settings.features for note in feature.notes(settings)]
+    notes = []
     if settings.row.clips_s and max(settings.epsilon, settings.epsilon_high) >= 0.1:
         notes.append("warning: ends of 0.1 or more are meant for the ratio of a token; "
                      f"{settings.algorithm} clips a mean over the tokens of a response, and its "
@@ -32,9 +32,9 @@ def plan(settings, task, device):
 
 
 def format_interval(score):
-    """The text of (mean, low, high)."""
-    mean, low, high = score
-    return f"{mean:.3f} [{low:.3f}, {high:.3f}]"
+    """The text of (mean, low, high), or of (mean,)."""
+    mean, *interval = (f"{x:.3f}" for x in score)
+    return f"{mean} [{', '.join(interval)}]" if interval else mean
 
 
 def report(folder, task, when, answers, **more):

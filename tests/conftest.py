@@ -4,7 +4,6 @@ import functools
 import itertools
 import os
 import shlex
-import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -82,14 +81,11 @@ def whole(cold_start, tmp_path_factory):
 
 @pytest.fixture
 def workplace(cold_start, tmp_path, monkeypatch):
-    """The current folder, empty but for the cold start. Signal handlers are put back afterwards."""
+    """The current folder, empty but for the cold start."""
     link(cold_start, tmp_path)
     monkeypatch.chdir(tmp_path)
-    handlers = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)}
     yield tmp_path
     os.chdir(ROOT)                               # pytest deletes the folder of a test that passed
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
 
 
 @pytest.fixture

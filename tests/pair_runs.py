@@ -42,8 +42,8 @@ def run(folder, flags):
     """One run of the script. AssertionError with what it printed if it does not end well."""
     gradients, out, update = [], io.StringIO(), train.update
 
-    def watched(args, learner, mini):
-        stats = update(args, learner, mini)
+    def watched(learner, mini):
+        stats = update(learner, mini)
         gradients.append(torch.cat([
             (torch.zeros_like(p) if p.grad is None else p.grad).detach().flatten()
             if not hasattr(p, "full_tensor") else p.grad.full_tensor().flatten()

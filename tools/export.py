@@ -29,14 +29,16 @@ CONSTANTS = {"tau_positive": "sapo_temperature_pos", "tau_negative": "sapo_tempe
 
 # flags that TRL calls so, too
 SAME = ("num_generations num_iterations temperature scale_rewards learning_rate lr_scheduler_type "
-        "warmup_steps max_grad_norm weight_decay optim bf16 fp16 gradient_checkpointing seed beta "
-        "entropy_coef mask_truncated_completions").split()
+        "warmup_steps max_grad_norm weight_decay optim bf16 fp16 tf32 gradient_checkpointing seed "
+        "beta entropy_coef mask_truncated_completions router_aux_loss_coef reward_weights "
+        "chat_template_kwargs report_to vllm_gpu_memory_utilization").split()
 # flags that `translate` reads
-READ = ("algorithm epsilon epsilon_high reduction dual_clip off_policy_mask kl_estimator steps "
-        "max_completion_length prompts_per_step steps_per_generation micro_batch_size").split()
+READ = ("algorithm epsilon epsilon_high constants entropy_quantile reduction dual_clip "
+        "off_policy_mask kl_estimator steps max_completion_length prompts_per_step "
+        "steps_per_generation micro_batch_size").split()
 # flags of the trainer's arguments, and those that change no number
 OTHERS = ("model_name_or_path dataset_name test_dataset_name columns verifier verifier_timeout "
-          "system_prompt prompt_template chat_template chat_template_kwargs min_terms max_terms "
+          "system_prompt prompt_template chat_template min_terms max_terms "
           "hidden_size num_hidden_layers num_experts num_experts_per_tok cold_start_steps "
           "cold_start_learning_rate plain device config output_dir resume save_steps save_tokens "
           "eval_steps eval_prompts eval_samples").split()
@@ -54,7 +56,8 @@ def translate(settings):
     config |= {
         "epsilon": settings.epsilon, "epsilon_high": settings.epsilon_high,
         "use_bias_correction_kl": settings.kl_estimator == "k3_is",
-        "delta": row.dual_clip, "off_policy_mask_threshold": row.off_policy_mask,
+        "top_entropy_quantile": 1 - settings.entropy_quantile, "delta": row.dual_clip,
+        "off_policy_mask_threshold": row.off_policy_mask,
         "max_completion_length": prepare_task(settings).max_completion_length,
         # TRL counts its steps_per_generation in micro-batches
         "steps_per_generation": settings.steps_per_generation * passes,
@@ -67,7 +70,7 @@ def translate(settings):
                and getattr(settings, f.name) != getattr(Settings(), f.name)]
     missing += [] if loss else ["algorithm"]
     missing += [] if settings.kl_estimator in ("k3", "k3_is") else ["kl_estimator"]
-    return {name: value for name, value in config.items() if value is not None}, missing
+    return {name: value for name, value in config.items() if value not in (None, [], {})}, missing
 
 
 def trl_loss(row, reduction=None):

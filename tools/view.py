@@ -20,8 +20,9 @@ FILES = ("index.html", "style.css", "losses.js", "group.js", "page.js", "drag.js
          "challenges.js")                                       # of viewer/
 LARGEST = 60                     # batches of a run; of longer runs, evenly spaced ones are shown
 KEPT_SETTINGS = ("algorithm", "epsilon", "epsilon_high", "reduction", "dual_clip",
-                 "off_policy_mask", "max_completion_length")
-CURVES = ("step", "pass_rate", "clip_low", "clip_high", "log_s_var", "flip_rate")
+                 "off_policy_mask", "max_completion_length", "constants")
+CURVES = ("step", "pass_rate", "clip_low", "clip_high", "log_s_var", "flip_rate", "epsilon",
+          "epsilon_high")
 
 
 def read_run_data(folder):
@@ -29,22 +30,22 @@ def read_run_data(folder):
     settings = read_run(folder)
     groups = read_lines(folder / "tokens.jsonl")
     return {"name": str(folder), "objective": ALGORITHMS[settings["algorithm"]]["objective"],
-            **{name: settings[name] for name in KEPT_SETTINGS},
-            "curves": [{name: record[name] for name in CURVES}
+            **{name: settings.get(name) for name in KEPT_SETTINGS},
+            "curves": [{name: record[name] for name in CURVES if name in record}
                        for record in read_lines(folder / "metrics.jsonl")],
             "groups": groups[::len(groups) // LARGEST + 1]}
 
 
 def make_page(runs, folded=False):
-    """The HTML file for one or two runs, as read_run_data returns them. folded: the runs are shown
-    when their title is clicked."""
+    """The HTML file for one or two runs, as read_run_data returns them. folded: the tokens to drag
+    come first, and the runs are shown when their title is clicked."""
     viewer = Path(__file__).parent / "viewer"
     html, style, *scripts = ((viewer / file).read_text(encoding="utf-8") for file in FILES)
-    objectives = {name: asdict(row) for name, row in OBJECTIVES.items()}
-    data = json.loads(json.dumps({"objectives": objectives, "runs": runs}),
-                      parse_constant=lambda name: None)      # NaN becomes null
+    objectives = [asdict(row) | {"name": name} for name, row in OBJECTIVES.items()]
+    records = json.loads(json.dumps([*objectives, *runs]), parse_constant=lambda name: None)
+    data = "\n".join(map(json.dumps, records))               # NaN has become null
     places = {"@STYLE@": style, "@SCRIPT@": "\n".join(scripts), "@OPEN@": "" if folded else "open",
-              "@DATA@": json.dumps(data).replace("<", "\\u003c")}
+              "@DATA@": data.replace("<", "\\u003c")}
     for place, text in places.items():                       # the untrusted text last
         html = html.replace(place, text)
     return html
@@ -56,4 +57,4 @@ def write_page(folders, output=None):
     page = Path(output or Path(folders[0]) / "view.html")
     page.write_text(make_page([read_run_data(Path(folder)) for folder in folders[:2]]),
                     encoding="utf-8")
-    print(f"{page}   (open it in a browser)")
+    print(f"open {page.resolve().as_uri()} in a browser")

@@ -10,6 +10,7 @@ import json
 import math
 import zlib
 from dataclasses import dataclass, field, replace
+from decimal import Decimal
 from pathlib import Path
 
 from plumbing.refusal import Refusal, refuse_os_errors
@@ -106,6 +107,7 @@ def read_file(path):
         if path.suffix == ".parquet":
             import pyarrow.parquet
             return pyarrow.parquet.read_table(path).to_pylist()
+        csv.field_size_limit(2 ** 31 - 1)                    # of a cell; csv's own is 131,072
         with open(path, encoding="utf-8-sig", newline="") as file:
             if path.suffix == ".json":
                 return json.load(file)
@@ -128,9 +130,9 @@ def to_problems(rows, source, columns=(), answers=True):
     """
     if not (isinstance(rows, list) and rows):
         raise Refusal(f"{source}: a list of rows is needed")
-    prompt_column, answer_column = columns or [
-        next((name for name in names if find_cell(rows[0], name) is not None), names[0])
-        for names in (PROMPT_COLUMNS, ANSWER_COLUMNS)]
+    found = [next((name for name in names if find_cell(rows[0], name) is not None), names[0])
+             for names in (PROMPT_COLUMNS, ANSWER_COLUMNS)]
+    prompt_column, answer_column = [*columns, *found[len(columns):]]
     problems = []
     for number, row in enumerate(rows, 1):
         where = f"{source} row {number}"
@@ -170,9 +172,12 @@ def read_messages(messages, where):
 
 def to_text(row, value, column, where):
     """A cell, text or a finite number, as text."""
-    if isinstance(value, (int, float)) and math.isfinite(value):
+    if isinstance(value, int):
         return str(value)
-    if not isinstance(value, str) or not value.strip():
+    if isinstance(value, float) and math.isfinite(value):
+        return format(Decimal(repr(value)).normalize(), "f")         # 42.0 is 42, 1e16 has no e
+    if not isinstance(value, str) or not value.strip() or value != value.encode(
+            errors="ignore").decode():                       # half of a surrogate pair
         raise Refusal(f"{where}: {column} is {value!r:.40}, where text or a finite number is "
                       f"needed; the row has {', '.join(row)}: --columns PROMPT ANSWER names two")
     return value

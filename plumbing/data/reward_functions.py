@@ -2,7 +2,8 @@
 
     math, exact        math-verify; equal except for white space at the ends
     FILE.py:FUNCTION   reward(response, answer), or reward(response, answer, problem) with the row
-                       of the data -> a number, or a dict of named numbers
+                       of the data -> a number, or a dict of named numbers, with names that its
+                       first answers had
                        reward(prompts, completions, completion_ids, **columns), as in TRL, with
                        lists -> a list of numbers, None for a response without this reward
 
@@ -13,6 +14,7 @@ a user's function can do anything. What scores one response therefore runs in pr
 compare the responses of a group, or ask a judge for all of them at a time.
 """
 
+import asyncio
 import inspect
 import json
 import math
@@ -21,6 +23,7 @@ import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from threading import Timer
 
 from plumbing.data import reward_worker
@@ -49,14 +52,17 @@ class RewardFunction:
         if not self.batched and next(iter(self.inputs), "") == "answer":
             raise Refusal(f"--verifier {verifier} reads the answer first, but the response comes "
                           "first: reward(response, answer)")
-        self.names = [verifier.rpartition(":")[2]]           # of the components of the reward
+        # of the components of the reward; the first answers name those of a dict
+        self.names = [verifier.rpartition(":")[2]] if self.batched or verifier == "exact" else []
         self.errors = 0
         self.idle = []                                       # workers without a question
+        self.lost = None                                     # the first row that `math` cannot read
 
     def scores(self, texts, problems, ids=(), games=(), chat=False):
         """[{component: number}] of B texts to B problems, NaN for None; {}: the function failed.
         ids: the token ids of the texts; games: what was played with an environment, or (); chat:
-        whether a chat template is used."""
+        whether a chat template is used. Raises ValueError for a component that the first answers
+        did not have."""
         if self.batched:
             return self.score_batch(texts, problems, ids, games, chat)
         if self.verifier == "exact":
@@ -65,7 +71,19 @@ class RewardFunction:
         cores = (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", 1))
         with ThreadPoolExecutor(min(max(cores, 1), 8)) as pool:
             scores = list(pool.map(self.score, texts, problems))
+        if self.verifier == "math" and {} in scores and not self.lost:
+            self.lost = problems[scores.index({})]
+            print(f"note: {self.lost.where}: no response can be right, because math cannot read "
+                  f"the answer {self.lost.answer!r:.80}: use exact, or FILE.py:FUNCTION",
+                  flush=True)
+        scores = [parts or {} for parts in scores]
         self.errors += scores.count({})
+        names = [*dict.fromkeys(chain(*scores))]
+        self.names = self.names or names
+        if not {*names} <= {*self.names}:
+            raise ValueError(f"{self.verifier} returned {', '.join(names)}, but only "
+                             f"{', '.join(self.names)} for the first reference answers: return "
+                             "all components each time, 0 where one does not apply")
         return scores
 
     def score_batch(self, texts, problems, ids, games, chat):
@@ -80,23 +98,26 @@ class RewardFunction:
         if not any(p.kind is p.VAR_KEYWORD for p in self.inputs.values()):
             inputs = {name: inputs[name] for name in self.inputs if name in inputs}
         rewards = self.function(**inputs)
+        if inspect.iscoroutine(rewards):
+            rewards = asyncio.run(rewards)
         if len(rewards) != len(texts):
             raise Refusal(f"--verifier {self.verifier} returned {len(rewards)} rewards for "
                           f"{len(texts)} completions")
         return [{self.names[0]: math.nan if value is None else float(value)} for value in rewards]
 
     def score(self, text, problem):
-        """{component: number} of one response, by a worker; {} if the function failed on it."""
+        """{component: number} of one response, by a worker; None if the function failed on it."""
         try:
             worker = self.idle.pop()
         except IndexError:
             worker = self.start()
-        line = self.ask(worker, [text, final_answer(problem.answer), problem.row])
+        line = self.ask(worker, [text, final_answer(problem.answer),
+                                 problem.row if "problem" in self.inputs else None])
         if not line:                                         # it was killed, or has crashed
             worker.wait()
-            return {}
+            return None
         self.idle.append(worker)
-        return json.loads(line) or {}
+        return json.loads(line)
 
     def start(self):
         worker = subprocess.Popen([sys.executable, reward_worker.__file__, self.verifier],
@@ -120,14 +141,15 @@ class RewardFunction:
             timer.cancel()
 
     def find_names(self, problems):
-        """The names of the components, from the rewards of some reference answers. Raises Refusal
-        if the function fails on all of them: every reward would be 0."""
+        """The names of the components, from the rewards of some reference answers, the first that
+        it scores. Raises Refusal if the function fails on all of them: every reward would be 0."""
         scores = self.scores([p.answer for p in problems], problems)
         self.errors = 0
         if not any(scores):
             raise Refusal(f"--verifier {self.verifier} fails on each of the first {len(problems)} "
-                          "reference answers, or takes longer than --verifier_timeout")
-        return list(max(scores, key=len))
+                          f"reference answers ({problems[0].where} …), or takes longer than "
+                          "--verifier_timeout")
+        return self.names
 
 
 def kill(worker):

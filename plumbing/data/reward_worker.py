@@ -3,7 +3,8 @@
     python reward_worker.py math|FILE.py:FUNCTION
 
 It reads a line of JSON for each response, [response, answer, row], and writes one: {component:
-number}, or null if the function has failed. reward_functions.py starts it, and kills it with all
+number}, or null if the function has failed. row: null for a function that does not read it.
+reward_functions.py starts it, and kills it with all
 that the function has started when a response takes too long.
 """
 
@@ -13,6 +14,7 @@ import json
 import logging
 import math
 import os
+import re
 import sys
 import traceback
 from functools import lru_cache, partial
@@ -26,6 +28,7 @@ if __name__ == "__main__":
 from plumbing.refusal import Refusal
 
 
+WORD = re.compile("[A-Za-z]{3,}|N/A")    # math-verify reads a product of its letters
 MEMORY = 4 * 2 ** 30             # that math-verify may take, in bytes
 
 
@@ -41,12 +44,15 @@ def load_function(name):
     sys.modules[spec.name] = module                          # dataclasses look their module up
     sys.path.append(str(file.parent))                        # it may import the files beside it
     spec.loader.exec_module(module)
+    if not callable(getattr(module, function, None)):
+        raise Refusal(f"{name}: {path} has no function or class {function!r}")
     return getattr(module, function)
 
 
 def load_math():
     """math-verify as a function of (response, answer)."""
     import math_verify
+    from latex2sympy2_extended.math_normalization import extract_boxed_content
     logging.disable()
     if sys.platform == "linux":
         import resource
@@ -54,15 +60,21 @@ def load_math():
     # math-verify's own time limits use signals; ours kills the process
     parse = partial(math_verify.parse, parsing_timeout=None)
 
-    @lru_cache
-    def parse_answer(answer):
-        if "$" in answer or "boxed" in answer:
-            return parse(answer)
-        return parse(f"${answer}$") or parse(answer)         # LaTeX is recognized only between $
+    def read(text, **options):
+        """Of a text with a box the inside of the last one, up to its own closing brace."""
+        box = text.rfind(r"\boxed")
+        text = text if box < 0 else extract_boxed_content(text[box:])
+        return parse(text if "$" in text else f"${text}$", **options)    # LaTeX is between $
+    read_answer = lru_cache(partial(read, fallback_mode="no_fallback"))
 
     def equal(response, answer):
-        last = response[max(0, response.rfind(r"\boxed")):]  # the last box decides, cut off or not
-        return math_verify.verify(parse_answer(answer), parse(last), timeout_seconds=None)
+        """{}, no reward, for a word and for an answer that math-verify cannot read."""
+        response, answer = (
+            text.replace(r"\$", "").replace(r"\!", "").replace("\N{MINUS SIGN}", "-")
+            for text in (response, answer))                  # dollars, thin spaces, −
+        found = read(response) if r"\boxed" in response else parse(response)
+        known = not WORD.fullmatch(answer) and read_answer(answer)
+        return math_verify.verify(known, found, timeout_seconds=None) if known else {}
     return equal
 
 

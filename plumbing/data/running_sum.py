@@ -66,10 +66,9 @@ def running_sum(min_terms=8, max_terms=12, verbose=False, habit=0.6, slip=0.005,
             break
     lengths = f"{min_terms}-{max_terms}" if min_terms < max_terms else f"{max_terms}"
     name = f"running sum of {lengths} terms{', verbose' if verbose else ''}"
-    task = Task(name, train, test, verify, first_error=first_error, teacher=teacher,
-                one_width=True)
-    task.max_completion_length = longest_answer(task)
-    return task
+    longest = max(len(problem.answer) for problem in train) + 1      # and the end-of-sequence token
+    return Task(name, train, test, verify, first_error=first_error, teacher=teacher,
+                one_width=True, max_completion_length=longest)
 
 
 def builtin_tokenizer(characters=CHARACTERS):
@@ -84,8 +83,3 @@ def builtin_tokenizer(characters=CHARACTERS):
     return PreTrainedTokenizerFast(
         tokenizer_object=words, eos_token="<eos>", pad_token="<pad>", padding_side="left",
         clean_up_tokenization_spaces=False)
-
-
-def longest_answer(task):
-    """The length in tokens of the longest answer of the built-in task, end-of-sequence included."""
-    return max(len(p.answer) for p in task.train) + 1

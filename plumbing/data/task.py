@@ -11,7 +11,7 @@ from typing import Callable
 
 import torch
 
-from advantages import LARGEST_REWARD, groups_with_signal, without_rounding
+from advantages import LARGEST_REWARD, without_rounding
 from plumbing.refusal import Refusal
 
 CHARACTERS = "0123456789+=,. "   # the vocabulary of the built-in task, one token per character
@@ -68,7 +68,7 @@ class Task:
 
     @property
     def component_names(self):
-        """The names of the K components of the reward. A response is right if the first is 1."""
+        """The names of the K components of the reward."""
         names = ["return"] if self.played else []
         names += [name for function in self.reward_functions for name in function.names]
         return names or ["correct"]
@@ -102,14 +102,15 @@ class Task:
                           "overflow")
         return rewards.masked_fill(ungraded, torch.nan)
 
-    def groups_with_signal(self, settings, rollout, parts):
-        """Which groups of a rollout with these reward components [B, K] the --advantage learns
-        from, [prompts] bool: see advantages.groups_with_signal."""
-        G = rollout.group_size
-        turns = {"turn_rewards": rollout.turn_rewards} if self.played else {}
-        return groups_with_signal(settings.advantage, self.total(parts), G,
-                                  settings.scale_rewards, parts=parts, mask=rollout.mask,
-                                  part_weights=self.weights(parts), **turns)        # [prompts]
+    def right(self, components, group_size):
+        """Which responses are right, [B] bool: those whose first component, of components [B, K],
+        is at least 1. Where it is NaN for all responses to a prompt, the first component of the
+        next function decides."""
+        firsts = [0, *(self.component_names.index(f.names[0]) for f in self.reward_functions)]
+        groups = components[:, firsts].view(-1, group_size, len(firsts))            # [Q, G, F]
+        silent = groups.isnan().all(1, keepdim=True)                                # [Q, 1, F]
+        decides = silent.int().argmin(-1, keepdim=True)                             # [Q, 1, 1]
+        return groups.take_along_dim(decides, -1).flatten() >= 1                    # [B]
 
     def reward_components(self, texts, problems, ids=(), games=()):
         """The components of the rewards [B, K] of B responses to B problems; the responses to a
@@ -197,8 +198,12 @@ def encode_prompt(task, tokenizer, problem):
         messages = replace(problem, prompt=text).messages()
         if system is not None and messages[0]["role"] != "system":
             messages.insert(0, {"role": "system", "content": system})
-        ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True,
-                                            **task.chat_template_kwargs)["input_ids"]
+        try:
+            ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True,
+                                                **task.chat_template_kwargs)["input_ids"]
+        except Exception as error:               # of the template, a program of its own
+            raise Refusal(f"{where}: the chat template fails with these messages and "
+                          f"--chat_template_kwargs: {error}") from error
     elif problem.earlier is not None:
         raise Refusal(f"{where}: it is a list of messages, which needs a chat template: give texts")
     else:

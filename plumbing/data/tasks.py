@@ -7,21 +7,17 @@ datafiles.py reads and checks rows, reward_functions.py scores responses, stream
 order of the prompts. This file does not depend on models or losses.
 """
 
-import re
 from functools import partial
 from pathlib import Path
 
 import torch
 
 from plumbing.data.datafiles import load_problems
-from plumbing.data.reward_functions import RewardFunction, final_answer
+from plumbing.data.reward_functions import RewardFunction
 from plumbing.data.running_sum import running_sum
 from plumbing.data.task import Task
 from plumbing.parallel import processes
 from plumbing.refusal import Refusal, refuse_os_errors
-
-WORD = re.compile(r"[A-Za-z]{3,}")
-
 
 # ---------------------------------------------------------------------------------------- your data
 
@@ -39,10 +35,8 @@ def load_task(settings, dataset_name, test_dataset_name=None, rows=None):
     answers = not (settings.played or all(function.batched for function in functions))
     train, test, notes = load_problems(dataset_name, test_dataset_name, settings.columns, rows,
                                        settings.played, answers)
-    if "math" in verifiers:
-        refuse_words([*train, *test])
     for function in functions:
-        if not function.batched and function.verifier != "exact":
+        if not function.names:
             # in one process: all must use the same names
             function.names = processes.on_first(lambda: function.find_names(train[:8]))
     task = Task(dataset_name, train, test, None, notes=notes, reward_functions=tuple(functions),
@@ -57,15 +51,6 @@ def load_task(settings, dataset_name, test_dataset_name=None, rows=None):
         raise Refusal(f"--verifier {' '.join(verifiers)}: two components of the reward have the "
                       f"same name: {', '.join(task.component_names)}")
     return task
-
-
-def refuse_words(problems):
-    """Refuse words as references of --verifier math, which reads a product of letters in them."""
-    for problem in problems:
-        answer = final_answer(problem.answer)
-        if WORD.fullmatch(answer):
-            raise Refusal(f"{problem.where}: the answer {answer!r} is a word, which --verifier "
-                          "math reads as a product of letters: use exact, or FILE.py:FUNCTION")
 
 
 def prepare_task(settings, task=None):

@@ -10,8 +10,7 @@ from plumbing.parallel import processes
 from plumbing.refusal import Refusal
 from plumbing.speed.fast import FastSampler
 from plumbing.speed.graphs import Graphs
-from plumbing.speed.rollouts import concat
-from rollout import Sampler, StopStrings
+from rollout import Sampler, StopStrings, join
 
 
 def make_sampler(settings, policy, tokenizer, task, training=False):
@@ -68,4 +67,4 @@ class SharedSampler(Wrapper):
         with processes.gathered(self.actor) as policy:
             self.policy = policy
             rollout = self.sampler.sample(prompts[share], group_size, uniforms=uniforms, **options)
-        return concat(processes.gather(rollout))
+        return join(processes.gather(rollout))

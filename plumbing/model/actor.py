@@ -1,11 +1,10 @@
 """The trained module, policy and critic: how it is loaded and scored."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import torch
 
-from plumbing.data.stream import PromptStream
 from plumbing.model.frozen import round_frozen
 from plumbing.model.policy import load_policy
 from plumbing.parallel import processes
@@ -89,31 +88,3 @@ def check_router_shift(policy, algorithm):
     if not find_routers(policy) or has_sigmoid(policy):
         raise Refusal(f"--algorithm {algorithm} compares the softmax of routers, and "
                       f"{type(policy).__name__} has none: use another --algorithm")
-
-
-@dataclass
-class Run:
-    """What a feature is made with, before the actor is wrapped and the optimizer is made."""
-
-    settings: object
-    task: object
-    tokenizer: object
-    device: torch.device
-    actor: torch.nn.Module       # a Scorer with the policy
-    stream: PromptStream         # the order of the prompts
-    # what a feature may set when it is made:
-    reference: object = None     # the Scorer that load_reference returns, in place of a second copy
-    needs_old_entropy: bool = False      # old.entropy in after_scoring
-    needs_new_entropy: bool = False      # scores.entropy in loss
-    needs_new_routes: bool = False       # scores.routes in loss
-    frozen_batches: int = 0      # that many rollout batches at the beginning train only what the
-    #                              features have added to the actor, at the peak learning rate
-
-    def load_reference(self):
-        """A frozen Scorer of the policy that the run started from. No random numbers of the run are
-        drawn."""
-        if self.reference:
-            return self.reference
-        with torch.random.fork_rng(devices=[]):
-            policy, _ = load_policy(self.settings, self.task, self.device)
-        return make_scorer(self.settings, policy).to(self.device).requires_grad_(False)

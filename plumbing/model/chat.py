@@ -3,8 +3,6 @@ assistant's turns, and the token that ends a turn, which ends a response, too.""
 
 from typing import NamedTuple
 
-from jinja2 import TemplateError
-
 from plumbing.refusal import Refusal
 from rollout import end_tokens
 
@@ -38,7 +36,7 @@ def read_turns(tokenizer, role="user", **variables):
         _, written = last.split(REPLY)
         _, between = whole.split(REPLY)
         before, after = between.split(WORDS)                 # ValueError: words that are left out
-    except (TemplateError, ValueError) as error:
+    except Exception as error:                   # of the template, a program of its own
         raise Refusal(f"the chat template cannot render a conversation: {error}") from error
     end, before = split_end(tokenizer, before)
     last_end, _ = split_end(tokenizer, written)

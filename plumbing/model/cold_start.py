@@ -4,10 +4,11 @@ The GSPO paper starts RL from such a model, which knows the format and is someti
 trained on the answers of a teacher that makes a systematic error (running_sum.py): for a 9 it adds
 8 more often than 9. The most likely response is therefore wrong, and RL has to raise the
 probability of a less likely, right one; sharpening the distribution would not help. The model is
-cached in runs/cold_start, in a folder named by a hash of everything that determines it, and shared
-by all algorithms.
+cached in runs/cold_start, in a folder named by a hash of everything that determines it (the code of
+moe.py, routes.py and this file included), and shared by all algorithms.
 """
 
+import ast
 import copy
 import hashlib
 import inspect
@@ -61,8 +62,10 @@ def load_cold_start(settings, task, device):
     tokenizer = running_sum.builtin_tokenizer(task.characters)
     config = make_tiny_config(settings, tokenizer)
     recipe = dict(task=task.name, config=config.to_diff_dict(), steps=settings.cold_start_steps,
-                  learning_rate=settings.cold_start_learning_rate, batch=BATCH, warmup=WARMUP,
-                  balance=BALANCE, seed=settings.seed, torch=torch.__version__,
+                  learning_rate=settings.cold_start_learning_rate, seed=settings.seed,
+                  torch=torch.__version__,
+                  code=[ast.unparse(ast.parse(inspect.getsource(sys.modules[name])))
+                        for name in ("moe", "routes", __name__)],         # without comments
                   teacher=read_sources(inspect.getfile(task.teacher)),
                   problems=digest(repr([(p.prompt, p.answer, p.row) for p in task.train])))
     recipe = json.dumps(recipe, sort_keys=True)
@@ -91,12 +94,15 @@ def train_cold_start(settings, task, config, tokenizer, device, folder, recipe):
         os.rename(partial, folder)       # at once, so that no folder is half written
 
 
+@refuse_os_errors()
 def read_sources(file):
-    """The text of all Python files that this process has loaded from the folder of one of them."""
+    """The text of all Python files that this process has loaded from the folder of one of them.
+    Raises Refusal if there is no such file: what was typed into `python -` has none."""
+    folder = Path(file).resolve(strict=True).parent
     loaded = {getattr(module, "__file__", None) or "" for module in list(sys.modules.values())}
     return [Path(name).read_text(encoding="utf-8") for name in sorted(loaded)
             if name.endswith(".py") and "site-packages" not in name
-            and Path(name).is_relative_to(Path(file).parent)]
+            and Path(name).is_relative_to(folder)]
 
 
 def digest(text):

@@ -1,6 +1,8 @@
 """Load the policy: a checkpoint, checked before use, or the built-in tiny MoE after its supervised
 warm-up (cold_start.py)."""
 
+from pathlib import Path
+
 import torch
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
@@ -30,7 +32,7 @@ def load_policy(settings, task, device, folder=None, transform=lambda policy: po
         policy, tokenizer = load_cold_start(settings, task, device)
         return transform(policy).to(device), tokenizer
     policy, tokenizer = read_checkpoint(str(name), base_only)
-    if task and task.chat_template and not settings.resume:
+    if task and task.chat_template:
         add_turn_end(policy, tokenizer)
     policy = transform(policy).to(device).eval()
     check_log_probs(policy, tokenizer)
@@ -55,7 +57,8 @@ def read_checkpoint(name, base_only=False):
             policy, lacking = read_model(name)
             tokenizer = AutoTokenizer.from_pretrained(name)
         except (OSError, ValueError, SafetensorError) as error:
-            raise Refusal(f"{name} cannot be loaded: {' '.join(str(error).split())[:300]}"
+            where = "" if Path(name).is_dir() else "there is no such folder, and the hub says: "
+            raise Refusal(f"{name} cannot be loaded: {where}{' '.join(str(error).split())[:300]}"
                           ) from error
         if lacking:
             raise Refusal(f"{name}: its weights lack {', '.join(lacking)}, which would be random "

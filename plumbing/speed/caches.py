@@ -33,8 +33,8 @@ def takes_any_mask(config):
 
 class GrowingLayer(DynamicLayer):
     """Keys and values with memory allocated for future tokens. transformers' own layer copies the
-    whole cache at every token. SmolLM2 samples 32 responses of 64 tokens a fifth faster with this
-    layer; the short responses of the default run gain nothing."""
+    whole cache at every token. 12 layers sample 32 responses of 256 tokens an eighth faster with
+    this layer; responses of 64 tokens gain next to nothing."""
 
     memory = None        # the keys and values are the beginning of these, [n, heads, ·, d] each
 

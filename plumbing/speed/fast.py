@@ -22,10 +22,9 @@ from transformers import DynamicCache
 
 import rollout as plain
 from plumbing.speed.caches import copies_rows, make_cache, shares_prefix, takes_any_mask
-from plumbing.speed.rollouts import select_response_routes
 from rollout import (Sampler, Scores, draw_token, end_test, finish, left_pad, pad_token,
-                     token_ids)
-from routes import record_routes
+                     take_fields, token_ids)
+from routes import Pass, record_routes
 
 MIN_PREFIX = 16   # shortest shared prefix, in tokens, that is worth a forward of its own
 ANY = -1          # a token that belongs to every prompt, or to every response, of a packed row
@@ -245,7 +244,7 @@ def fast_response_logp(model, rollout, temperature=1.0, entropy=True, record=Fal
     if not fixed:
         used = small.mask.any(0).nonzero()
         T = int(used.max()) + 1 if len(used) else 1     # the rest is padding in every row
-        small = replace(small, response_ids=small.response_ids[:, :T], mask=small.mask[:, :T])
+        small = small.resize(small.prompt_ids.shape[1], T)
     with record_routes(model) if record else nullcontext() as passes:
         hidden = response_hidden(model, small, fixed)                               # [b, T, D]
     scores = plain.token_scores(model, hidden, small, temperature, entropy)
@@ -258,6 +257,19 @@ def fast_response_logp(model, rollout, temperature=1.0, entropy=True, record=Fal
         scores.passes = passes
         scores.routes = select_response_routes(passes, rollout)                     # [L, B, T, ·]
     return scores
+
+
+def select_response_routes(routes, rollout):
+    """The routes of the positions that predict the response tokens (token t is predicted at
+    position P - 1 + t): Pass(indices [L, B, T, K], logits). The routes come from forwards over
+    [the shared prefix,] the prompts and the responses, or from one forward over all."""
+    start = rollout.prompt_ids.shape[1] - 1
+    passes = list(routes.passes)
+    while start >= passes[0].indices.shape[2]:
+        start -= passes.pop(0).indices.shape[2]
+    share = len(rollout.mask) // passes[0].indices.shape[1]  # responses that read a row
+    first = (x[:, :, start:].repeat_interleave(share, 1) for x in passes[0])
+    return Pass(*(torch.cat(parts, 2) for parts in zip(first, *passes[1:])))
 
 
 def is_sharded(model):
@@ -294,9 +306,7 @@ def merge_repeats(rollout):
         return rollout, slice(None)
     number = number.view(-1, G)                                                     # [Q, G]
     rows = number[:, :1].repeat(1, size).scatter(1, distinct, number).flatten()     # [Q·size]
-    names = ("prompt_ids", "prompt_mask", "response_ids", "mask")
-    small = replace(rollout, **{name: getattr(rollout, name)[rows] for name in names},
-                    sampler_logp=None, truncated=None, texts=None, group_size=size)
+    small = replace(take_fields(rollout, rows), group_size=size)
     return small, (number[:, :1] // G * size + distinct).flatten()                  # [B]
 
 

@@ -4,13 +4,11 @@ python -m pytest tests/concepts/test_losses.py
 """
 
 import math
-from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 import torch
 
-import losses
 from losses import (OBJECTIVES, RATIOS, STATISTICS, Objective, Ratio, combine_stats,
                     high_entropy_mask, kl_penalty, mismatch_mask, mismatch_weight, policy_loss,
                     token_weights, with_options)
@@ -143,7 +141,7 @@ def test_only_logp_gets_a_gradient(name):
 def test_a_pull_is_a_gradient_where_the_advantage_is_0(name):
     """Zero-variance groups are left out of the updates of all others."""
     flat = ragged()._replace(A=0 * ragged().A)
-    assert OBJECTIVES[name].kind.pulls == ours(name, flat).gradient.any().item()
+    assert OBJECTIVES[name].pulls == ours(name, flat).gradient.any().item()
 
 
 @every_objective
@@ -181,8 +179,7 @@ def test_a_ratio_of_a_readers_own_decides_the_statistics(monkeypatch):
     w = torch.tensor([[1.5, 0.5], [1.1, 0.9], [0.7, 0.6], [1.1, 0.3]])
     batch = small(w.log() - 2, torch.full((4, 2), -2.0), [1.0, 1.0, -1.0, -1.0])
     stats = ours("mine", batch).stats
-    names = "clip_low clip_high signal_below signal_above signal_own_below signal_own_above".split()
-    assert [stats[name] for name in names] == [0.25] * 6
+    assert stats["clip_low"] == stats["clip_high"] == 0.25
     assert not OBJECTIVES["mine"].clips_s
     with pytest.raises(ValueError, match="mine takes advantages of shape"):
         ours("mine", batch._replace(A=torch.ones(4, 2)))
@@ -193,19 +190,6 @@ def test_a_batch_without_loss_tokens_gets_no_gradient_and_no_nan(name):
     got = ours(name, ragged()._replace(mask=ragged().mask & False))
     assert got.loss == 0 and (got.gradient == 0).all()
     assert not any(math.isnan(value) for value in got.stats.values())
-
-
-@every_objective
-def test_wider_padding_changes_nothing(name):
-    batch = ragged()
-
-    def wide(x):
-        fill = False if x.dtype == torch.bool else math.nan
-        return torch.nn.functional.pad(x, (0, 3), value=fill) if x.dim() == 2 else x
-    plain, got = ours(name, batch), ours(name, Batch(*map(wide, batch)))
-    assert got.loss == pytest.approx(plain.loss, rel=1e-12)
-    assert got.stats == pytest.approx(plain.stats)
-    torch.testing.assert_close(got.gradient[:, :10], plain.gradient, rtol=1e-10, atol=0)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 8])
@@ -244,42 +228,6 @@ def test_every_statistic_of_the_loss_has_an_entry_and_every_entry_a_statistic():
     assert ours("grpo", ragged()).stats.keys() == STATISTICS.keys()
 
 
-@pytest.mark.parametrize("name", ["gspo", "grpo", "gmpo", "reinforce", "dppo"])
-def test_where_the_responses_with_an_advantage_stand(name):
-    batch = ragged()
-    batch = batch._replace(A=batch.A.clone().index_fill_(0, torch.tensor([1]), 0.0))
-    row = OBJECTIVES[name]
-    rows = []
-    for logp, old, A, mask in zip(batch.logp, batch.old_logp, batch.A.tolist(), batch.mask):
-        if A and mask.any():
-            log_s = (logp - old)[mask].double().mean().item()
-            x = log_s if row.kind.of == "log w" else math.exp(log_s)
-            center = row.kind.center
-            held = row.epsilon is not None and name != "dppo"
-            below = held and x < center - row.epsilon
-            above = held and x > center + row.epsilon_high
-            rows.append((log_s, A > 0, below, above, below and A < 0, above and A > 0))
-    log_s, *shares = zip(*rows)
-    center = sum(log_s) / len(rows)
-    expected = [len(rows), center, sum((x - center) ** 2 for x in log_s) / len(rows),
-                *(sum(share) / len(rows) for share in shares)]
-    stats = ours(name, batch).stats
-    names = [key for key in STATISTICS if key.startswith("signal_") and key != "signal_tokens"]
-    assert [stats[key] for key in names] == pytest.approx(expected, rel=1e-4, abs=1e-6)
-
-
-PPO = "torch.min(ratio * A, ratio.clamp(low, high) * A)"
-
-
-@pytest.mark.parametrize("clip, wrong", [(PPO, False), ("ratio.clamp(low, high) * A", True)])
-def test_losses_py_marks_the_rows_whose_statistics_are_not_those_of_the_gradient(clip, wrong,
-                                                                                 capsys):
-    """The second clip has no gradient outside of the range, whatever the sign of A."""
-    file = Path(losses.__file__)
-    source = file.read_text(encoding="utf-8")
-    assert PPO in source
-    exec(compile(source.replace(PPO, clip), file, "exec"), {"__name__": "__main__"})
-    assert (" are 0" in capsys.readouterr().out) == wrong
 
 
 # ------------------------------------------------------------------------------------------- KL
@@ -383,6 +331,11 @@ def test_high_entropy_tokens_are_those_from_torchs_quantile_on(mask, quantile):
     kept = high_entropy_mask(entropy, mask, quantile)
     assert kept.equal(mask & (entropy >= torch.quantile(entropy[mask], quantile)))
     assert not high_entropy_mask(entropy, mask & False, quantile).any()
+
+
+def test_equal_entropies_that_are_rounded_apart_decide_alike():
+    entropy = torch.tensor([[1.8617677, 1.8617680, 1.8616]])
+    assert high_entropy_mask(entropy, entropy > 0, 1.0).tolist() == [[True, True, False]]
 
 
 # -------------------------------------------------------------------------------------- errors

@@ -11,8 +11,7 @@ import torch
 
 import models
 from plumbing.data.running_sum import builtin_tokenizer
-from plumbing.speed.rollouts import concat
-from rollout import draw, response_logp, sample, token_logp
+from rollout import draw, join, response_logp, sample, token_logp
 
 TOKENIZER = builtin_tokenizer()
 PROMPTS = ["3+8=", "1+2+3+4=", "7="]             # of three lengths: two are left-padded
@@ -65,7 +64,7 @@ def test_rows_are_whole_groups_or_a_part_of_one():
 def test_the_same_uniforms_give_the_same_tokens_however_rows_are_divided():
     model, numbers = make(), uniforms(9, 12, seed=1)
     whole = sample(model, TOKENIZER, PROMPTS, 3, 12, 1.0, numbers)
-    parts = concat([sample(model, TOKENIZER, [prompt], 3, 12, 1.0, part)
+    parts = join([sample(model, TOKENIZER, [prompt], 3, 12, 1.0, part)
                     for prompt, part in zip(PROMPTS, numbers.split(3))])
     assert_same(parts, whole)
     prompts = [x.prompt_ids[x.prompt_mask] for x in (parts, whole)]

@@ -11,7 +11,7 @@ import torch
 
 import models
 from plumbing.model.actor import checkpoint_activations
-from plumbing.speed.rollouts import join_routes
+from rollout import join
 from routes import (Pass, Routes, expert_share, find_routers, flip_rate, load_balancing_loss,
                     record_routes, replay_routes, router_shift)
 
@@ -186,7 +186,7 @@ def test_recorded_logits_carry_their_gradient():
 def test_narrow_chunks_are_padded_with_no_route_and_the_router_decides_there():
     model = make()
     chunks = [record(model, **batch(*shape, padded=False))[0] for shape in ((2, 9), (3, 6))]
-    routes = join_routes(chunks)
+    routes = join(chunks)
     assert routes.indices.shape == (3, 5, 9, K)
     assert (routes.indices[:, 2:, 6:] == -1).all() and (routes.logits[:, 2:, 6:] == 0).all()
     inputs = batch(5, 9, padded=False)

@@ -92,11 +92,12 @@ def test_a_group_has_signal_if_the_returns_of_any_turn_differ(rows, signal):
     given, mask = conversation(*rows)
     totals = torch.tensor([math.fsum(row) for row in rows])
     assert not has_signal(totals, 2).any()
-    inputs = dict(turn_rewards=given, mask=mask, parts=totals[:, None], part_weights=[0.3])
-    assert groups_with_signal("turn_returns", totals, 2, **inputs).tolist() == [signal]
+    inputs = dict(turn_rewards=given, mask=mask, parts=totals[:, None])
+    for weights, live in ([0.3], signal), ([0.0], False):    # 0: the return does not count
+        advantages = estimate_advantages("turn_returns", totals, 2, part_weights=weights, **inputs)
+        found = groups_with_signal("turn_returns", totals, 2, advantages)
+        assert found.tolist() == [live]
     assert turn_returns(given, mask, 2).ne(0).any().item() == signal
-    inputs["part_weights"] = [0.0]                           # the return does not count
-    assert not groups_with_signal("turn_returns", 0 * totals, 2, **inputs).any()
 
 
 def test_rewards_of_turns_and_of_the_response_meet_at_the_last_token_and_gae_carries_over():

@@ -44,6 +44,7 @@ BAD = {  # file: what it holds, what the line says after the file's name
     "null.jsonl": (GOOD * 3 + row(answer="null"), " row 5: answer is None"),
     "cell.csv": ("prompt,answer\nx,1\ny,\n", " row 2: answer is ''"),
     "nan.jsonl": (row(answer="NaN"), " row 2: answer is nan"),
+    "half.jsonl": (row('"a\\ud83d"'), " row 2: prompt is 'a\\ud83d'"),
     "white.jsonl": (row('" \\n\\t"'), " row 2: prompt is ' \\n\\t'"),
     "objects.jsonl": (row(answer='{"value": 1}'), " row 2: answer is {'value': 1}"),
     "no_messages.jsonl": (row("[]"), " row 2: messages like"),
@@ -87,14 +88,26 @@ def test_unicode_and_control_characters_pass_unchanged(tmp_path):
             (p, p) for p in prompts}
 
 
+HUGE = "123" * 133
+
+
 @pytest.mark.parametrize("name, text, answers", [
     ("x.jsonl", '{"prompt": 1, "answer": 4}\n\n{"prompt": "b", "answer": "5"}\n'
      '{"prompt": "c", "answer": -6.5}\n', ["4", "5", "-6.5"]),
-    ("x.csv", "prompt,answer\r\n1,007\r\nb,1.50\r\n", ["007", "1.50"])])
+    ("x.jsonl", "".join(f'{{"prompt": "{x}", "answer": {n}}}\n' for x, n in zip(
+        "1bcd", ("42.0", "0.00001", "1e16", HUGE))), ["42", "0.00001", "1" + 16 * "0", HUGE]),
+    ("x.csv", "prompt,answer\r\n1,007\r\nb,1.50\r\n", ["007", "1.50"]),
+    ("x.csv", f"prompt,answer,tests\n1,4,{'t' * 200_000}\n", ["4"])])
 def test_numbers_become_text_and_text_stays_as_it_is_written(name, text, answers, tmp_path):
     write(tmp_path / name, text)
     rows = to_problems(read_rows(tmp_path / name)[0], name)
-    assert [(p.prompt, p.answer) for p in rows] == [*zip("1bc", answers)]
+    assert [(p.prompt, p.answer) for p in rows] == [*zip("1bcd", answers)]
+
+
+@pytest.mark.parametrize("columns", [["Q"], ["Q", "solution"]])
+def test_a_column_that_is_not_named_is_found(columns):
+    problem, = to_problems([{"prompt": "no", "Q": "2+2=", "solution": "4"}], "x.jsonl", columns)
+    assert (problem.prompt, problem.answer) == ("2+2=", "4")
 
 
 def test_a_dataset_of_one_row_is_both_splits(tmp_path):

@@ -54,6 +54,13 @@ def test_what_a_chat_model_and_a_base_model_read(template, chat, around, text):
     assert read(with_template(template), chat, **around) == text
 
 
+@pytest.mark.parametrize("template, variables", [
+    ("{{ raise_exception('roles must alternate') }}", {}), (CHAT, dict(tools=3))])
+def test_a_chat_template_that_fails_is_refused_with_its_row(template, variables):
+    with pytest.raises(Refusal, match="rows.jsonl row 1: the chat template fails"):
+        read(with_template(template), system_prompt="add.", chat_template_kwargs=variables)
+
+
 @pytest.fixture
 def rows(workplace):
     return jsonl("rows.jsonl", [{"prompt": f"{i}+1=", "answer": str(i + 1)} for i in range(9)])
@@ -108,10 +115,3 @@ def test_a_file_with_a_byte_order_mark_is_read_without_it(rows):
     task = prepare_task(parse((EXACT + "--prompt_template @shots.txt --system_prompt @shots.txt"
                                ).split()))
     assert task.prompt_template == task.system_prompt == "1+2=3\n{prompt}"
-
-
-@pytest.mark.parametrize("line, words", [
-    ("--prompt_template Q:", "must contain {prompt}"), ("--system_prompt @no.txt", "no.txt")])
-def test_a_text_that_cannot_be_used_is_refused(line, words, rows):
-    with pytest.raises(Refusal, match=words):
-        prepare_task(parse((EXACT + line).split()))

@@ -1,6 +1,7 @@
 """What each kind of reward function rewards, and that no response can hang, crash or use the
 process that asks. python -m pytest tests/data/test_reward_functions.py"""
 
+import json
 import os
 import signal
 import subprocess
@@ -45,15 +46,34 @@ def own(tmp_path):
     ("42", ["42", "so 6 * 7 = 42.", "42.0", r"\boxed{42}", r"$\frac{84}{2}$", "It is 42"],
      ["41", "", "forty-two"]),
     ("so\n#### 1,125", ["1125", "1,125 grams"], ["1", "125"]),           # as in GSM8K
+    ("-5", ["so \N{MINUS SIGN}5", "-5"], ["5"]),
     (r"\frac{3}{4}", ["3/4", "0.75", r"$\frac{6}{8}$"], ["4/3", "3"]),      # a bare LaTeX answer
     (r"x^2 + 2x + 1", [r"$(x+1)^2$"], ["$x^2$", "1"]),
     (r"Hence $x = 5$, so \boxed{5}", ["5"], ["4"]),         # a worked solution
-    ("42", [r"\boxed{41} no wait \boxed{42}"],              # the last box decides
-     [r"\boxed{42} no wait \boxed{41}", r"42, so \boxed{", r"\boxed{42} or \boxed{4"])])
+    (r"\$18.90", ["$18.90$", r"\boxed{18.90}", r"\boxed{\$18.9}", r"It costs \$18.90."],
+     [r"\boxed{\$18}"]),
+    (r"\$32,\!348", [r"\boxed{32348}"], [r"\boxed{32}"]),
+    ("43", [], [r"\boxed{42}. The final answer is $43$.", r"\boxed{42}. It is \(43\)"]),
+    ("42", [r"\boxed{41} no wait \boxed{42}",               # the last box decides
+            r"\boxed{42}. The final answer is $43$.", r"\boxed{42}. It is \(43\)",
+            r"\boxed{x = \boxed{42}}", r"\boxed {42}", r"$\boxed{42.}$", r"\boxed{\(42\)}"],
+     [r"\boxed{42} no wait \boxed{41}", r"42, so \boxed{", r"\boxed{42} or \boxed{4",
+      r"42 \boxed{}"])])
 def test_math_accepts_equal_values_and_nothing_else(maths, answer, right, wrong):
     assert judged(maths, answer, *right) == [1.0] * len(right)
     assert judged(maths, answer, *wrong) == [0.0] * len(wrong)
     assert not maths.errors
+
+
+def test_a_row_that_math_cannot_read_is_counted_and_the_first_one_named(capsys):
+    answers = ["4", "½", "N/A", "x²", "east"]
+    rows = [Problem("", answer, f"rows.jsonl row {i}") for i, answer in enumerate(answers)]
+    check = RewardFunction("math", time_limit=20.0)
+    for _ in range(2):
+        scores = check.scores([rf"\boxed{{{answer}}}" for answer in answers], rows)
+    assert scores == [{"math": 1.0}, {}, {}, {}, {}] and check.errors == 8
+    said, = capsys.readouterr().out.splitlines()
+    assert "rows.jsonl row 1: no response can be right" in said and "'½'" in said
 
 
 def test_exact_accepts_what_is_equal_but_for_white_space_around_it():
@@ -68,6 +88,14 @@ def test_a_users_function_may_give_any_finite_number(own, capfd):
     texts = ["a", "ab\nc", "\x00é🙂", ""]
     assert judged(check, "abcd", *texts) == [len(text) / 4 for text in texts]
     assert not check.errors and "checking ab" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("parameters, sent", [("", None), (", problem", {"tests": "x"})])
+def test_a_row_is_sent_only_to_a_function_that_asks_for_it(parameters, sent, own, monkeypatch):
+    check = own(f"def check(response, answer{parameters}):\n    return 1.0\n")
+    monkeypatch.setattr(check, "start", lambda: None)
+    monkeypatch.setattr(check, "ask", lambda worker, question: json.dumps({"row": question[2]}))
+    assert check.score("4", Problem("", "4", row={"tests": "x"})) == {"row": sent}
 
 
 # -------------------------------------------------------------------------------- what breaks, is 0
@@ -159,18 +187,11 @@ def test_a_worker_imports_no_torch(own):
      "mine.py:reward fails on each of the first 3 reference answers"),
     ("import time\ndef reward(response, answer):\n    time.sleep(9)", "mine.py:reward",
      "or takes longer than --verifier_timeout"),
-    ("", "math", "rows.jsonl row 4: the answer 'east' is a word")])
+    ("", "math", "fails on each of the first 3 reference answers [(]rows.jsonl row 1")])
 def test_a_reward_that_cannot_work_is_refused_in_one_line(source, verifier, words, sums):
     write("mine.py", source)
-    answers = ["1", "ab", "x", "east"]
+    answers = ["N/A", "√2", "east", "½"]
     jsonl("rows.jsonl", [{"prompt": str(i), "answer": text} for i, text in enumerate(answers)])
     with pytest.raises(Refusal, match=words) as refusal:
         load_task("rows.jsonl", verifier=verifier, verifier_timeout=2.0)
     assert "\n" not in str(refusal.value)
-
-
-def test_a_readers_bug_keeps_its_traceback(own):
-    """Where the file is loaded, at its line."""
-    with pytest.raises(ZeroDivisionError) as error:
-        own("1 // 0\n")
-    assert error.traceback[-1].path.name == "mine.py"

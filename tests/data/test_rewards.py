@@ -6,6 +6,7 @@ import inspect
 import sys
 from itertools import chain
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -70,6 +71,36 @@ def test_a_bad_dict_is_reward_0_and_counted(bad, task, capfd):
     assert judge.reward_functions[0].errors == 2 and "Error" in capfd.readouterr().err
 
 
+def test_the_first_answers_name_the_components_and_another_one_is_an_error(task):
+    """Two tasks, and a penalty that comes later."""
+    judge = task("def reward(response, answer):\n"
+                 "    if len(response) > 3:\n        return {'right': 0, 'too_long': -1}\n"
+                 "    return {'right' if answer < '4' else 'even': response == answer}\n")
+    problems = judge.train[:8]
+    parts = judge.reward_components([p.answer for p in problems], problems)         # [8, K]
+    assert sorted(judge.component_names) == ["even", "right"]
+    assert parts.sum(-1).tolist() == [1] * 8 and 0 < parts[:, 0].sum() < 8
+    with pytest.raises(ValueError, match="mine.py:reward returned right, too_long"):
+        judge.reward_components(["long"], problems[:1])
+
+
+@pytest.mark.parametrize("columns", [[0, 1, 2], [1, 2, 0]])
+def test_where_all_responses_lack_the_first_function_the_next_one_decides(columns):
+    """In either order. No form mark makes a response right, and a single None leaves it wrong."""
+    f, g = SimpleNamespace(names=["f"]), SimpleNamespace(names=["right", "form"])
+    judge = Task("two", [], [], None, reward_functions=(g, f) if columns[0] else (f, g))
+    N = torch.nan
+    parts = torch.tensor([[N, 1, 0], [N, 0, 1], [1, N, 1], [N, N, 1], [N, N, 1], [N, N, 1]])
+    right = judge.right(parts[:, columns], 2)                                       # [6]
+    assert right.tolist() == [True, False, True, False, False, False]
+
+
+def test_only_a_function_that_asks_for_its_row_gets_it(task, calls):
+    asked = calls(RewardFunction, "ask")
+    task("def reward(response, answer):\n    return 1\n")
+    assert {args[2][2] for args, *_ in asked} == {None}
+
+
 def test_a_function_that_fails_on_some_reference_answers_is_kept_and_they_are_not_counted(task):
     judge = task("def reward(response, answer):\n"
                  "    return {'right': 1 / (answer != '2'), 'a': 0}\n")
@@ -92,10 +123,10 @@ BATCH = "def reward(completions):\n    return {}\n"
 
 
 @pytest.mark.parametrize("source, line, error, words", [
-    ("def reward(response, answer):\n    return 1.0\n", "--verifier mine.py:reward mine.py:reward",
+    ("def reward(response, answer):\n    return 1.0\n", "--verifier mine.py:reward",
      Refusal, "two components of the reward have the same name"),
-    ("", "--verifier exact --reward_weights 1 2", Refusal,
-     "--reward_weights holds 2 numbers, but the reward has 1 components: exact"),
+    ("def reward(response, answer):\n    return 1.0\n", "--reward_weights 1 2", Refusal,
+     "--reward_weights holds 2 numbers, but the reward has 1 components: reward"),
     ("def reward(response, answer):\n    return 1e12 * (response == answer) + 1e12\n",
      "--reward_weights 1e8", Refusal, "must be below 1e[+]15 in size"),
     (BATCH.format("[1.0]"), "", Refusal, "returned 1 rewards for 16 completions"),
@@ -114,11 +145,11 @@ def test_a_reward_that_cannot_be_counted_is_refused_and_a_bug_keeps_its_tracebac
 def test_a_run_hands_over_whole_groups_of_plain_strings_and_all_columns(judged):
     """A row may lack a column; the rewards are those of its return."""
     record, = judged(
-        "import json\ndef reward(prompts, completions, completion_ids=None, **columns):\n"
+        "import json\nasync def reward(prompts, completions, completion_ids=None, **columns):\n"
         "    with open('calls.jsonl', 'a') as file:\n"
         "        file.write(json.dumps([prompts, completions, completion_ids, columns]) + '\\n')\n"
         "    return [float(c[:1] == a) for c, a in zip(completions, columns['answer'])]\n",
-        "--verifier mine.py:reward exact")
+        "--verifier exact")
     (prompts, completions, ids, columns), = read_json("calls.jsonl")
     assert len(prompts) == len(completions) == len(ids) == 16
     assert set(columns) == {"answer", "largest", "late"}
@@ -136,7 +167,7 @@ def test_the_metrics_mean_is_over_the_answers_that_have_the_part(judged):
                      "    return [1.0 if n > 6 else None for n in largest]\n"
                      "def other(completions, largest):\n"
                      "    return [None if n > 6 else 0.25 for n in largest]\n",
-                     "--verifier mine.py:reward mine.py:other --advantage gdpo")
+                     "--verifier mine.py:other --advantage gdpo")
     assert record["reward_parts"] == {"reward": 1.0, "other": 0.25} and 0.25 < record["reward"] < 1
     assert record["zero_variance_groups"] == 1 and record["grad_norm"] == 0
     assert record["pass_rate"] < 1

@@ -1,7 +1,6 @@
 """Samplers: a class of the user's own, from the command line.
 python -m pytest tests/engines/test_samplers.py"""
 
-import shlex
 import shutil
 import sys
 from pathlib import Path
@@ -11,13 +10,12 @@ import torch
 from transformers import Qwen3ForCausalLM
 
 import eval
-import train
 from models import check_ends, for_chats, gap, make, saved
 from plumbing.data.running_sum import builtin_tokenizer
 from plumbing.engines.responses import as_rollout
 from plumbing.data.reward_worker import load_function
 from plumbing.refusal import Refusal
-from tiny_run import SMALL, jsonl, read_json, write
+from tiny_run import jsonl, read_json, write
 
 ROOT = Path(__file__).parents[2]
 DATA = ("--model_name_or_path model --dataset_name rows.jsonl --verifier exact "
@@ -46,7 +44,7 @@ def test_the_documented_sampler_trains_on_the_log_probs_that_it_recorded(place, 
     line = DATA + f"--steps 2 --sampler {GENERATE} "
     assert all(0 <= record["mismatch_kl"] < 1e-9 for record in run(line))
     trusted = run(line + "--old_logp sampler", folder="trusted")[0]
-    assert trusted["mismatch_kl"] is None and trusted["length"] > 0
+    assert abs(trusted["mismatch_kl"]) < 1e-6 and trusted["length"] > 0
     weighted = run(line + "--mismatch token_truncate", folder="weighted")[0]
     assert weighted["mismatch_ess"] == pytest.approx(1, abs=1e-6)
 
@@ -79,14 +77,6 @@ def test_the_documented_sampler_ends_at_every_end_token_and_trains_on_no_padding
     assert (~rollout.truncated).sum() > 16
     greedy = load_function(GENERATE)(policy, TOKENIZER, 12, 0.7)
     assert len({*greedy.sample([[1, 10, 2, 11]], 4, temperature=0).texts}) == 1
-
-
-@pytest.mark.parametrize("line, words", [
-    ("nowhere.py:Sampler", "nowhere.py:Sampler"), ("generate", "must be vllm or FILE.py:CLASS"),
-    (f"{GENERATE} --routing_replay rollout", "built-in sampler")])
-def test_what_is_no_sampler_is_refused(line, words, place):
-    with pytest.raises(Refusal, match=words):
-        train.main([*SMALL, *shlex.split(DATA), "--sampler", *line.split()])
 
 
 ANSWERS = """

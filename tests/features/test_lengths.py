@@ -19,13 +19,14 @@ PLAYED = ("--model_name_or_path policy --dataset_name sums.jsonl --stop , "
 
 
 def test_the_penalty_counts_observations_and_a_response_that_was_cut_off():
+    """In float64: 1 minus a fifth is 0.8."""
     settings = SimpleNamespace(overlong_cache=0.5)
-    task = SimpleNamespace(max_completion_length=8)
+    task = SimpleNamespace(max_completion_length=10, penalties=())
     lengths = Lengths(SimpleNamespace(settings=settings, task=task))
     mask = torch.tensor([[1, 1, 0, 0, 0, 0], [1, 0, 0, 0, 0, 1], [1, 1, 1, 0, 0, 0]]).bool()
     rollout = SimpleNamespace(mask=mask, truncated=torch.tensor([False, False, True]))
-    longer = lengths._longer(rollout, torch.ones(3, 1))                             # [3, 2]
-    assert longer.tolist() == [[1, 0], [1, -0.5], [1, -1]]
+    longer = lengths._longer(rollout, torch.ones(3, 1).double())                    # [3, 2]
+    assert longer.sum(-1).tolist() == [1, 0.8, 0]
 
 
 def test_a_response_that_was_cut_off_has_no_gradient_and_its_reward_counts(run, calls, then):

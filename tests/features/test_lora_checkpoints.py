@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
+import eval
 import models
 import train
 from plumbing.model.policy import load_policy
@@ -50,9 +51,9 @@ def ends(run, monkeypatch):
     def both(model, folder, more=""):
         seen = []
 
-        def watched(args, learner, *others):
+        def watched(learner, *others):
             seen.append(learner.policy(input_ids=IDS).logits.detach())
-            result = loop(args, learner, *others)
+            result = loop(learner, *others)
             seen.append(learner.policy(input_ids=IDS).logits.detach())
             return result
         monkeypatch.setattr(train, "train", watched)
@@ -106,6 +107,8 @@ def test_what_does_not_fit_a_checkpoint_is_refused(ends, run):
     refused("--lora_alpha 5 .*: 32", "--lora_alpha 5")
     refused("--lora_target_modules q_proj ", "--lora_target_modules q_proj")
     refused("--beta 0.1 .*not the starting policy", "--beta 0.1")
+    run(f"--model_name_or_path untied {LORA} --beta 0.1", folder="third")
+    eval.main("ask third/checkpoints/step_1 1+2= --n 1 --trust_run_code".split())
     weights = load_file(Path(FIRST, "adapter_model.safetensors"))
     shutil.copytree(FIRST, "edited", ignore=shutil.ignore_patterns("state.pt"))
     save_file(dict(list(weights.items())[1:]), "edited/adapter_model.safetensors")

@@ -22,7 +22,7 @@ import train
 from rollout import response_logp
 inner, found = train.update, {}
 
-def update(settings, learner, mini):
+def update(learner, mini):
     policy = copy.deepcopy(learner.policy).double()
     logp = response_logp(policy, mini.rollout).logp
     gspo, imitation, count = 0, 0, 0
@@ -32,11 +32,11 @@ def update(settings, learner, mini):
         if mini.parts[i, 0] == 1:
             imitation = imitation - sum(logp[i, t] for t in places)
             count += len(places)
-    term = settings.imitation_coef * imitation / count
+    term = learner.settings.imitation_coef * imitation / count
     (gspo / len(mini.rollout.mask) + term).backward()
     norm = sum(p.grad.square().sum() for p in policy.parameters() if p.grad is not None).sqrt()
     right = (mini.parts[:, 0] == 1).view(-1, mini.group_size).all(-1)
-    stats = inner(settings, learner, mini)
+    stats = inner(learner, mini)
     if not found:
         found.update(term=[stats["imitation_loss"], term.item()], norm=[stats["grad_norm"],
                      norm.item()], groups=[int(right.sum()), len(right)])
@@ -96,14 +96,12 @@ def test_a_documented_advantage_reads_the_flag_of_a_feature(cold_start, tmp_path
     """The first batch's advantages, from the rewards in its records, by torch's quantile of each
     group; and the flag without the advantage is refused by the framework."""
     section, (function, text, lines, command) = documented("An advantage with an option")
-    function, rows = function.split("\n\n")
+    function, row = function.split("\n\n")
     home = program(tmp_path / "program", cold_start)
     path, = re.findall(r"^`(features/\S+)`", section, re.M)
     (home / path).write_text(text + "\n", encoding="utf-8")
     source = (home / "advantages.py").read_text(encoding="utf-8")
-    of_inputs, of_table = rows.splitlines()
-    source = source.replace("INPUTS = {", f"INPUTS = {{\n    {of_inputs}\n   ", 1)
-    source = source.replace("ADVANTAGES = {", f"{function}\n\n\nADVANTAGES = {{\n    {of_table}", 1)
+    source = source.replace("ADVANTAGES = {", f"{function}\n\n\nADVANTAGES = {{\n    {row}", 1)
     (home / "advantages.py").write_text(source, encoding="utf-8")
     with open(home / "features/__init__.py", "a", encoding="utf-8") as listed:
         listed.write(f"\n{lines}\n")

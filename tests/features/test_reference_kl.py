@@ -7,7 +7,7 @@ import pytest
 import reference
 import train
 from features import critic
-from features.reference_kl import ReferenceKL
+from features.reference_kl import KLTerm
 from reference import penalized
 
 # ------------------------------------------------------------------------- the KL in the loss
@@ -21,7 +21,7 @@ def k3(new, ref):
 def test_the_kl_is_averaged_as_the_loss_is_and_padding_has_none(reduction, calls, run):
     """TRL#6654: with sequence-sum a response's KL is the sum over its own tokens; the length enters
     once."""
-    terms = calls(ReferenceKL, "loss")
+    terms = calls(KLTerm, "loss")
     run(f"--steps 3 --warmup_steps 0 --beta 0.3 --reduction {reduction}")
     lengths = set()
     for (_, part, new, _), _, found in terms:

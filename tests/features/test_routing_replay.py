@@ -17,12 +17,12 @@ from features.routing_replay import RecordingSampler, recorded_routes
 from plumbing.data.running_sum import builtin_tokenizer
 from session import metrics as run_metrics
 from plumbing.speed import fast
-from plumbing.speed.rollouts import concat, join_routes, select_response_routes
-from rollout import Sampler
+from plumbing.speed.fast import select_response_routes
+from rollout import Sampler, join
 from rollout import response_logp as plain_logp
 from routes import record_routes
 from test_rollout import uniforms
-from test_routes import E, K, make, moved
+from test_routes import make, moved
 from tiny_run import read_json
 from session.learner import forced
 
@@ -91,57 +91,35 @@ def test_routes_are_cut_and_joined_with_their_rollout():
     taken = ([12, 13, 14, 15, 4, 5, 6, 7], [0, 1, 2, 3], [5, 6])       # groups of four
     parts = [whole.take(torch.tensor(rows)) for rows in taken]
     other = sampled(sampler, prompts=[p + "1+" for p in SHORT])
-    parts += [concat([whole, other]), concat([other, whole]).take(torch.arange(8))]
+    parts += [join([whole, other]), join([other, whole]).take(torch.arange(8))]
     for part in parts:
         assert torch.equal(replayed(model, part)[1], chosen(sampler, part))
-    joined = concat([sampled(sampler, prompts=p) for p in (SHARED, SHARED[::-1])])
+    joined = join([sampled(sampler, prompts=p) for p in (SHARED, SHARED[::-1])])
     assert torch.equal(replayed(model, joined)[1], chosen(sampler, joined))
 
 
-def rolled(model, width=0):
-    """Two responses of up to five tokens to each of three prompts, which have up to four tokens
-    behind `width` that all begin with."""
-    prompts = ["1+9+"[:width] + tail for tail in ("3+8=", "7+=", "2=")]
-    found = fast.fast_sample(model, builtin_tokenizer(), prompts, 2, 5, uniforms=uniforms(6, 5))
-    return replace(found, prefix=width)                      # so short, the sampler does not use it
-
-
-def recorded(model, part, way, *chunks):
-    """The routes of a rollout, in chunks of whole prompts as train.py scores it; each response has
-    a row, as under replay."""
-    found = []
-    for start, stop in chunks:
-        with torch.no_grad(), record_routes(model) as routes:
-            WAYS[way](model, replace(part.take(torch.arange(start, stop)), forced_routes=True))
-        found.append(routes)
-    return join_routes(found)
-
-
 @pytest.mark.parametrize("width", [0, 2, 4])                # 4: as wide as the rest of the prompts
-def test_routes_of_prompts_and_of_what_all_begin_with_serve_every_mini_batch(width):
-    model = make()
-    part = rolled(model, width)
-    routes = recorded(model, part, "fast", (0, 4), (4, 6))
-    shapes = [tuple(p.indices.shape[1:3]) for p in routes.passes]
-    assert shapes == [(2, width)] * bool(width) + [(3, 4), (6, 4)]
-    plain = recorded(model, part, "plain", (0, 2), (2, 6))
-    ours, theirs = (select_response_routes(r, part) for r in (routes, plain))
-    assert ours.indices.shape == (3, 6, 5, K) and ours.logits.shape == (3, 6, 5, E)
-    assert torch.equal(ours.indices[:, part.mask], theirs.indices[:, part.mask])
-    assert torch.allclose(ours.logits[:, part.mask], theirs.logits[:, part.mask], atol=1e-5)
+def test_routes_of_scoring_serve_every_mini_batch(width):
+    """In chunks of whole prompts; a prefix of all of them is recorded once."""
+    model, found = make(), []
+    prompts = ["1+9+"[:width] + tail for tail in ("3+8=", "7+=", "2=")]
+    part = fast.fast_sample(model, builtin_tokenizer(), prompts, 2, 5, uniforms=uniforms(6, 5))
+    part = replace(part, prefix=width)           # so short, the sampler does not use it
+    for rows in (range(4), range(4, 6)):
+        chunk = replace(part.take(torch.tensor(rows)), forced_routes=True)    # a row per response
+        with torch.no_grad(), record_routes(model) as routes:
+            fast.fast_response_logp(model, chunk)
+        found.append(routes)
+    routes = join(found)
+    assert len(routes.passes) == 2 + bool(width)
+    assert torch.equal(own(routes, part), chosen(model, part))
+    whole = select_response_routes(routes, part).indices                            # [L, B, T, K]
+    mini = replace(part, forced_routes=recorded_routes(routes, part))
     moved(model)
-    rows = torch.tensor([4, 5, 0, 1])
-    part = replace(part, forced_routes=recorded_routes(routes, part))
-    mini = part.take(rows)                                   # groups 2 and 0
-    for start, stop in ((0, 4), (0, 2), (2, 4), (1, 2)):                 # groups, a part of one
-        cut = mini.take(torch.arange(start, stop))
-        with torch.no_grad(), forced(model, cut), record_routes(model) as used:
-            fast.fast_response_logp(model, cut)
-        forced_passes = cut.forced_routes.fit_to_forwards(cut).passes
-        for taken, want in zip(used.passes, forced_passes, strict=True):
-            assert torch.equal(taken.indices, want.indices)
-        found = select_response_routes(used, cut).indices
-        assert torch.equal(found[:, :, 1:], routes.passes[-1].indices[:, rows[start:stop]])
+    for rows in ([4, 5, 0, 1], [4, 5], [0, 1], [5]):         # groups, a part of one
+        cut = mini.take(torch.tensor(rows))
+        want = whole[:, rows][:, cut.mask].sort(-1).values
+        assert torch.equal(replayed(model, cut)[1], want)
 
 
 # ------------------------------------------------------------------------------------- the script

@@ -22,6 +22,11 @@ def test_a_tracker_gets_every_record_and_the_run_in_flat_numbers(run, monkeypatc
         assert flat(record).items() <= by_step[record["step"]].items()
 
 
+def test_one_that_is_not_installed_is_refused_before_the_first_batch(run, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    assert "--report_to wandb" in run.refused("--report_to wandb")
+
+
 def test_nested_numbers_have_names_and_the_rest_is_left_out():
     record = {"a": 1, "b": [2, None], "c": {"x": 3.0, "y": "no"}, "minibatches": [{"d": 4}]}
     assert flat(record) == {"a": 1, "b/0": 2, "c/x": 3.0}

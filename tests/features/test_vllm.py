@@ -36,12 +36,6 @@ def vllm(monkeypatch):
     del sys.modules["vllm"]
 
 
-def test_a_wrong_call_of_vllm_is_a_bug_of_ours_and_keeps_its_traceback(vllm):
-    engine = VllmSampler(model(), TOKENIZER, 6).engine
-    with pytest.raises(TypeError, match="an unexpected keyword argument 'seeds'"):
-        engine.generate([], [{"seeds": 1}])
-
-
 # ------------------------------------------------------------------------------- the command line
 
 DATA = ("--dataset_name rows.jsonl --verifier exact --max_completion_length 4 "

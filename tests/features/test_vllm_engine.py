@@ -10,7 +10,6 @@ import torch
 from models import check_ends, for_chats, gap, make
 from plumbing.data.running_sum import builtin_tokenizer
 from features import vllm_engine as engine
-from plumbing.refusal import Refusal
 from rollout import response_logp
 from tiny_run import TRAIN, differences, flags, jsonl, metrics, python
 
@@ -77,13 +76,6 @@ def test_a_mixture_trains_evaluates_and_resumes_with_the_same_responses(place, r
     assert [r["reward"] for r in whole] == [r["reward"] for r in parts]
     run(MOE + "--steps 2", folder="again")
     assert not differences("again", "parts", 2)
-
-
-def test_experts_that_stay_unpacked_stop_the_run(place, run, monkeypatch):
-    """Without forget_packed_experts: if a later vLLM does not need it, this fails: it can go."""
-    monkeypatch.setattr(engine, "forget_packed_experts", lambda model: None)
-    with pytest.raises(Refusal, match="its log-probs differ from the policy's by"):
-        run(MOE)
 
 
 def test_two_processes_have_an_engine_each_and_draw_the_same(place, run):

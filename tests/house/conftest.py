@@ -14,7 +14,7 @@ def pytest_collection_modifyitems(config, items):
     ours = [item for item in items if HERE in item.path.parents]
     for item in ours:
         item.add_marker(pytest.mark.house)
-    named = any("house" in str(word) for word in config.args) or config.option.keyword
+    named = any("house" in str(word) for word in config.args)
     if not named and config.option.markexpr == USUAL:
         config.hook.pytest_deselected(items=ours)
         items[:] = [item for item in items if HERE not in item.path.parents]

@@ -40,7 +40,6 @@ REASONS = {
     "python experiments/": "minutes to hours; tests/house/test_evidence.py makes a run again",
     "python experiments/run.py": "tests/house/test_evidence.py judges from the results",
     "python tests/": "makes the checkpoint and its data, or simulates a GPU",
-    "tensorboard --logdir": "a server",
     "--sampler vllm": "an environment of its own: tests/features/test_vllm_engine.py",
     "judge.py:judge": "a server: tests/data/test_documented.py",
     "--advantage over_quantile": "tests/features/test_own_feature.py writes the file and runs it",

@@ -2,7 +2,6 @@
 python -m pytest tests/house/test_documents.py"""
 
 import ast
-import math
 import re
 import shlex
 from dataclasses import fields
@@ -23,7 +22,7 @@ CODE = PROGRAM | ABOVE
 every_document = pytest.mark.parametrize("name", DOCUMENTS)
 
 # flags of torchrun, pip and Chromium, and what stands for any flag
-OTHERS = {*"""help nproc_per_node no-deps logdir index-url headless no-sandbox hide-scrollbars
+OTHERS = {*"""help nproc_per_node no-deps exclude index-url headless no-sandbox hide-scrollbars
     flag name imitation_coef quantile format no_chat_template clip drift flips game""".split()}
 
 
@@ -172,23 +171,3 @@ def test_presets_of_the_documents_are_all_presets():
             shown[name] = {"objective": own} | parse_flags(shlex.split(filled.strip("`")))
     assert shown == {name: preset for name, preset in ALGORITHMS.items()
                      if preset != {"objective": name}}
-
-
-# ----------------------------------------------------------------------------------- corrections
-
-TERM = r"(?:(?:exp|log|[-\d.()/·+ ]|\de)*[\d)])"              # of digits, signs, exp and log
-
-
-def test_every_equation_of_corrections_holds_to_its_printed_digits():
-    found = 0
-    page = DOCUMENTS["docs/corrections.md"].replace("¼", "0.25").replace("−", "-")
-    for line in page.splitlines():
-        for left, right in re.findall(rf"(?<!\w)({TERM})\s+= (?=({TERM}))", line):
-            if left.count("(") < left.count(")"):                    # the end of p(1 - p)
-                continue
-            one, other = (eval(re.sub(r"log ([\d.]+)", r"log(\1)", term).replace("·", "*"), {
-                "exp": math.exp, "log": math.log}) for term in (left.strip(), right.strip()))
-            digits = len(right.partition(".")[2]) if re.fullmatch(r"[+\d.]+", right) else 4
-            assert abs(one - other) <= .5 * 10**-digits + 1e-12, line
-            found += 1
-    assert found >= 7

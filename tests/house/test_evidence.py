@@ -2,7 +2,6 @@
 what the table says. python -m pytest tests/house/test_evidence.py"""
 
 import json
-import math
 import re
 import subprocess
 import sys
@@ -20,7 +19,6 @@ sys.path.insert(0, str(ROOT / "experiments"))                # as when run.py is
 import fill  # noqa: E402
 import intervals  # noqa: E402
 import judging  # noqa: E402
-import measures  # noqa: E402
 import pictures  # noqa: E402
 import run  # noqa: E402
 from session.arguments import parse  # noqa: E402
@@ -28,9 +26,6 @@ from plumbing.refusal import Refusal
 from questions import QUESTIONS, Part, Question, Rule, rates  # noqa: E402
 
 UP = [.10, .11, .12, .10, .11, .12, .10, .11]
-
-
-WIDE = [.5, -.4, .3, -.1, .6, -.2, .4, -.3]
 
 
 # ------------------------------------------------------------ verdicts, figures, tables, commands
@@ -77,56 +72,33 @@ def test_marks_stand_above_tables_alone_and_the_sentences_pages_exist():
     assert set(fill.SENTENCES) <= set(DOCUMENTS)
 
 
-def test_every_claim_keeps_its_line():
-    page = DOCUMENTS["docs/evidence.md"]
-    for name, question in QUESTIONS.items():
-        claim = question.claim.replace("|", r"\|")
-        assert not (question.deciding and judging.read(name)) or f"| {claim} (`" in page
-
-
 @pytest.mark.parametrize("name", QUESTIONS)
 def test_every_run_that_a_plan_asks_for_is_a_command(name):
     question = QUESTIONS[name]
     judging.check_names(question)
     for variant in question.variants:
-        words = run.command(question, variant, next(iter(question.list_settings(variant))), 0)
-        assert words.startswith(("--device cpu --seed 0", "python experiments/measures.py"))
-    assert set(question.deciding) <= set(question.rules)
+        for setting in question.list_settings(variant):
+            words = run.command(question, variant, setting, 0)
+            assert run.find_settings(words) != words, "train.py knows all its flags"
 
 
 # ------------------------------------------------------------------------------ rules of evidence
 
-@pytest.mark.parametrize("values, ranges, more, verdict", [
-    (UP, [(0, 1)], {}, "held"),
-    (UP, [(-1, 0)], {}, "refuted"),
-    (UP[:7], [(0, 1)], {}, "undecided (7 seeds)"),
-    (UP[:1], [(0, 1)], {}, "undecided (1 seed)"),
-    (WIDE, [(0, 1)], {}, "undecided (8 seeds)"),            # the mean alone decides nothing
-    (UP, [(.2, 1), (-1, .05)], {}, "undecided (8 seeds)"),                         # between
-    ([0] * 8, [(0, math.inf)], {}, "undecided (8 seeds)"),           # a bound is not inside
-    ([.1] * 8, [(0, math.inf)], {}, "undecided (8 seeds)"),          # no spread, no interval
-    ([0] * 8, [(0, math.inf)], dict(nothing=.03), "refuted"),        # equal
-    ([x / 20 for x in UP], [(0, 1), (-1, 0)], dict(nothing=.03), "refuted")])       # equal
-def test_a_verdict_needs_enough_seeds_and_an_interval_that_clears_the_bound(
-        values, ranges, more, verdict):
-    assert intervals.decide(values, *ranges, **more) == verdict
+@pytest.mark.parametrize("values, more, verdict", [
+    (UP, {}, "ahead"), ([-x for x in UP], {}, "behind"),
+    (UP[:7], {}, "undecided"), (UP[:1], {}, "undecided"),    # too few seeds
+    ([.5, -.4, .3, -.1, .6, -.2, .4, -.3], {}, "undecided"),             # the mean alone is none
+    ([x / 20 for x in UP], {}, "level"), ([x / 20 for x in UP], dict(level=.004), "undecided"),
+    ([.025, .003] * 4, {}, "ahead"), ([.025, .003] * 4, dict(alpha=.01), "level")])
+def test_a_verdict_needs_enough_seeds_and_an_interval_that_leaves_zero_or_stays_near(
+        values, more, verdict):
+    assert intervals.compare(values, **dict(level=.03) | more) == verdict
 
 
-def test_the_p_of_a_verdict_is_below_5_percent_where_the_interval_clears_the_bound():
+def test_p_is_5_percent_where_the_interval_ends_at_0_and_holms_counts_all_rows_that_have_one():
     values = [.10, .31, .12, .10, -.11, .12, .10, .21]
-    decide, beyond = intervals.decide, intervals.p_beyond
-    assert decide(values, (0, math.inf)).p == beyond(values, 0, 1) < .05
-    assert intervals.p_zero(values) == beyond(values, 0, 1)
-    within = max(beyond(values, -.3, 1), beyond(values, .4, -1))         # both must be cleared
-    assert decide(values, (-.3, .4)).p == within
-    assert decide(values, (.2, 1), (-1, .05)).p > .05
     _, low, *_ = intervals.interval(values)
-    assert beyond(values, low, 1) == pytest.approx(.05), "a bound at the interval's end"
-
-
-def test_an_exact_rule_asks_every_value_and_holms_p_counts_all_rows_that_have_one():
-    assert intervals.decide_exact([1e-7, 2e-7], (0, 1e-6)) == "held"
-    assert intervals.decide_exact([1e-7, 1e-6], (0, 1e-6)) == "refuted"
+    assert intervals.p_zero([x - low for x in values]) == pytest.approx(.05)
     assert intervals.holm([.01, None, .04, .03]) == pytest.approx([.03, None, .06, .06])
     assert intervals.holm([.5, .9]) == [1, 1] and intervals.holm([]) == []
 
@@ -166,29 +138,28 @@ def test_differences_are_paired_by_seed_within_one_machine_and_commit():
     contrast = lambda: judging.contrast(ASKED, runs, ASKED.rules["ahead"])
     assert list(map(sum, contrast().values())) == pytest.approx([.1, .101, .1, .1])
     found, verdict = run.judged(ASKED, runs)
-    assert verdict == "held" and found["ahead"]["seeds"] == "4" and found["ahead"]["above"] == 4
+    assert verdict == "ahead" and found["ahead"]["seeds"] == 4
     assert found["ahead"]["levels"] == pytest.approx([.71650, .61625])
     runs[(*BEST[0], 10)] = runs[(*BEST[0], 10)] | {"commit": "d"}
     assert list(contrast()) == [11, 12, 13], "another commit"
-    assert run.judged(ASKED, runs)[1] == "undecided (3 seeds)"
-    assert sorted(run.mixed(ASKED, runs)) == [(*place, 10) for place in BEST], "no other seed"
+    assert run.judged(ASKED, runs)[1] == "undecided"
 
 
 @pytest.mark.parametrize("key", ["machine", "versions", "commit"])
 def test_an_unknown_machine_version_or_commit_equals_nothing(key):
-    unknown = [line | {key: judging.UNKNOWN} for line in ALL]
-    assert run.judged(ASKED, index(unknown))[1].startswith("not comparable")
-    without = [{name: value for name, value in line.items() if name != key} for line in ALL]
-    assert run.judged(ASKED, index(without))[1].startswith("not comparable")
-    earlier = [line | {key: judging.UNKNOWN, "commit": judging.EARLIER} for line in ALL]
-    assert run.judged(ASKED, index(earlier))[1] == "held", "recorded nothing, and the page says so"
+    for lines in ([line | {key: judging.UNKNOWN} for line in ALL],
+                  [{name: value for name, value in line.items() if name != key} for line in ALL]):
+        found, line = run.judged(ASKED, index(lines))
+        assert found["ahead"]["mean"] is None and line == "undecided"
 
 
 def test_a_choice_that_is_not_complete_is_not_finished_and_says_how_far_it_is():
-    found, verdict = run.judged(ASKED, index(CHOSEN[1:]))
-    assert verdict == found["ahead"]["verdict"] == "not finished: 7 of 16 runs"
-    assert found["ahead"]["mean"] is None and run.judged(ASKED, {})[1] == "not run"
-    assert run.judged(ASKED, index(CHOSEN))[1] == "not finished: 8 of 16 runs"
+    found, line = run.judged(ASKED, index(CHOSEN[1:]))
+    assert line == "not finished: 7 of 16 runs" and found["ahead"]["verdict"] == "undecided"
+    assert found["ahead"]["mean"] is None
+    found, line = run.judged(ASKED, index(ALL[:-1]))
+    assert line == "not finished: 15 of 16 runs" and found["ahead"]["verdict"] == "undecided"
+    assert found["ahead"]["seeds"] == 3, "what there is"
 
 
 @pytest.mark.parametrize("of, part, error", [
@@ -202,24 +173,6 @@ def test_a_misspelled_variant_or_setting_is_named(of, part, error, monkeypatch, 
     with pytest.raises(SystemExit) as stop:
         run.main(["mine", "--judge"])
     assert stop.value.code == 2 and error in capsys.readouterr().err
-
-
-def test_runs_that_are_the_same_are_called_identical_and_what_the_task_cannot_show(capsys):
-    """A variant without an effect, such as another weight per length where all right texts of a
-    prompt are equally long."""
-    alike = [made(variant, "0.0001", seed, .8) for variant in BOTH for seed in range(8)]
-    asked = replace(ASKED, seeds=range(8), parts=(Part("0.0001", range(8)),),
-                    rules={"ahead": Rule("B@0.0001 - A@0.0001", nothing=.03)})
-    found, verdict = run.judged(asked, index(alike))
-    assert verdict == found["ahead"]["verdict"] == "identical (8 pairs)"
-    judging.print_verdict(asked, index(alike), found, verdict)
-    said = capsys.readouterr().out
-    assert "one right text" in said and "IDENTICAL (8 PAIRS)" in said
-    gains = replace(asked, rules={"gains": Rule("B@0.0001 - B@0.0001:before")})
-    assert run.judged(gains, index(alike))[1].startswith("undecided"), "figures of one run"
-    saturated = [line | {"figures": line["figures"] | {"pass_rates": [line["arm"] == "A"]}}
-                 for line in alike]
-    assert run.judged(asked, index(saturated))[1] == "refuted", "equal, but not the same runs"
 
 
 def test_lines_whose_flags_have_changed_neither_count_nor_are_paired(workplace, monkeypatch,
@@ -244,13 +197,6 @@ def test_lines_whose_flags_have_changed_neither_count_nor_are_paired(workplace, 
     said = capsys.readouterr().out
     assert "4 runs made, 4 missing" in said and "4 more are left out: their flags" in said
     assert "not finished: 4 of 8 runs" in said.lower()
-
-
-def test_a_question_of_which_some_rules_hold_and_others_do_not_says_how_many():
-    held, refuted = intervals.Verdict("held", .01), intervals.Verdict("refuted", .02)
-    assert intervals.join_verdicts([held, refuted, held, refuted]) == "2 of 4 supported"
-    assert intervals.join_verdicts([refuted, refuted]) == "refuted"
-    assert intervals.join_verdicts([held, held]) == "held"
 
 
 def test_the_next_seed_takes_the_place_of_one_that_was_refused():
@@ -285,15 +231,12 @@ def test_a_run_is_made_once_and_again_after_its_line_is_deleted(workplace, monke
     for line in (then, again):
         del line["figures"]["seconds"], line["seconds"]
     assert again == then and "commit" in then and then["versions"].startswith("Python")
-    assert {*then["figures"]} >= {"mean", "collapsed", "clipped", "before", "after"}
+    assert {*then["figures"]} >= {"speed", "collapsed", "clip_signal", "std_log_s", "before"}
 
 
 # ------------------------------------------------------------------------ a question of one's own
 
-SIGNAL = dict.fromkeys("""signal_answers signal_below signal_above signal_own_below signal_own_above
-    signal_positive clip_signal signal_log_s_var signal_log_s_mean""".split(), 0.5)
-RECORD = dict(pass_rate=.5, reward=.5, length=20.0, clip_low=.1, clip_high=.2,
-              minibatches=[SIGNAL])
+RECORD = dict(pass_rate=.5, minibatches=[dict(signal_tokens=9, clip_signal=.2, log_s_var=.01)])
 
 
 def place(name, text):
@@ -323,15 +266,15 @@ def test_a_question_of_ones_own_stands_alone_and_decides_with_its_four_seeds(wor
     place("runs/questions/wider.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
     run.main(["wider.py"])
     said = capsys.readouterr().out
-    assert "8 runs made, 0 missing" in said and "SUPPORTED" in said
+    assert "8 runs made, 0 missing" in said and "AHEAD" in said
     assert f"figure: {workplace / 'runs/questions/wider.png'}" in said
     assert sorted(path.name for path in workplace.rglob("*.json*")) == ["wider.jsonl"]
     for name, error in (("gone.py", "no such file"), ("gone", "no question is called gone")):
         with pytest.raises(Refusal, match=error):
             run.main([name])
-    write("turns.py", "")
+    write("fair.py", "")
     with pytest.raises(Refusal, match="called like a question of the table"):
-        run.main(["turns.py"])
+        run.main(["fair.py"])
 
 
 def test_runs_of_many_laptops_are_pooled_by_their_flags_and_seeds(workplace, monkeypatch, capsys):
@@ -344,8 +287,8 @@ def test_runs_of_many_laptops_are_pooled_by_their_flags_and_seeds(workplace, mon
             folder = f"class/student {seed}/{name}"
             words = f"{tiny} {flags} --seed {seed} --device auto --output_dir {seed}"
             place(f"{folder}/config.json", json.dumps(asdict(parse(words.split()))))
-            records = [RECORD | {"step": n, "minibatches": [SIGNAL] * seed} for n in (1, 2)]
-            jsonl(f"{folder}/metrics.jsonl", records)        # at seed 0 nothing had a signal
+            record = RECORD | ({} if seed else {"minibatches": []})      # at seed 0 no signal
+            jsonl(f"{folder}/metrics.jsonl", [record | {"step": n} for n in (1, 2)])
             write(f"{folder}/summary.json", json.dumps(dict(pass_at_1_after=after + more)))
     place("class/other/config.json", json.dumps(asdict(parse([*TINY, "--beta", "1"]))))
     write("class/other/summary.json", "{}")
@@ -354,7 +297,7 @@ def test_runs_of_many_laptops_are_pooled_by_their_flags_and_seeds(workplace, mon
         monkeypatch.setattr(module, "ROOT", workplace)
     run.main("wider.py --pool class".split())
     said = capsys.readouterr().out
-    assert "8 runs made, 0 missing" in said and "SUPPORTED" in said and "(4 seeds)" in said
+    assert "8 runs made, 0 missing" in said and "AHEAD" in said and "(4 seeds)" in said
     assert "the flags of no variant" in said and said.count("left out") == 1
     assert not (workplace / "runs/questions/wider.jsonl").exists()
 
@@ -379,15 +322,3 @@ def test_a_change_of_another_experiment_keeps_runs_comparable(workplace, monkeyp
     assert code() == first and "+" not in code("rows") != first
     write("features/lora.py", "2")
     assert code().startswith(f"{first}+"), "not committed"
-
-
-# ---------------------------------------------------------------------------- what a run measures
-
-@pytest.mark.slow
-def test_drift_measures_ratios_that_spread():
-    found = measures.drift(0, "--num_hidden_layers 1 --hidden_size 32", True)
-    for name in "ws":
-        first, *later = [found[f"log_{name}_var_{k}"] for k in "1234"]
-        assert abs(first) < 1e-9 < min(later)
-
-

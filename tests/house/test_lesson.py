@@ -27,18 +27,6 @@ def test_the_recorded_figures_are_what_experiments_lesson_makes_of_its_record():
     assert record["texts"] == lesson.describe(record), "run python experiments/lesson.py"
 
 
-def test_a_recorded_minibatch_is_measured_as_a_loop_over_its_tokens():
-    """Two responses with Â ≠ 0, outside the paper's range, the first on its own side."""
-    sys.path.insert(0, str(ROOT / "experiments"))
-    import lesson
-    one = lambda log_w, A: {"logp": [-1 + x for x in log_w], "old_logp": [-1.0] * len(log_w),
-                            "advantage": A}
-    found = lesson.measure_mini([one([.1, .3], 1.0), one([.0, .2], -1.0), one([.5], 0.0)])
-    assert found == pytest.approx({
-        "zero": 1 / 3, "v": .0125, "mean": .15, "sigma": .05,
-        "outside": 1, "clipped": .5}, rel=1e-3)
-
-
 # ---------------------------------------------------------------------------------- the exercises
 
 def solved(folder, number):

@@ -14,7 +14,7 @@ from tiny_run import metrics, python
 def test_what_a_benchmark_wrote_for_a_page_is_computed_from_what_it_measured():
     """In a process of its own, whose path has benchmarks/."""
     code = ("import json, sys; sys.path[:0] = ['benchmarks', '.']\n"
-            "for name in 'versus_trl memory bfloat16 gpu'.split():\n"
+            "for name in 'versus_trl bfloat16 gpu'.split():\n"
             "    found = json.load(open(f'experiments/results/{name}.json'))\n"
             "    assert __import__(name).texts(found) == found['texts'], name")
     python("-c", code, cwd=ROOT)

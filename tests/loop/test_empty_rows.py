@@ -86,5 +86,5 @@ def test_an_added_empty_group_changes_no_metric(flags, run, monkeypatch):
     run(f"{flags} --steps 3 --warmup_steps 0")
     assert len(compared) == 3
     for record, more in compared:
-        for name in more.keys() - {"discarded_groups"}:
+        for name in more.keys() - {"discarded_groups", "zero_variance_groups"}:  # of one more
             assert more[name] == near(record[name], rel=1e-5, abs=1e-7), name

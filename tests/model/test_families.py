@@ -34,15 +34,13 @@ EXPERTS = dict(
 LATENT = dict(q_lora_rank=16, kv_lora_rank=16, qk_rope_head_dim=8, qk_nope_head_dim=8, v_head_dim=8,
               num_key_value_heads=4)
 WINDOW = dict(sliding_window=8)  # shorter than prompt and response
-MAMBA2 = dict(mamba_n_heads=8, mamba_d_head=8, mamba_d_state=4, mamba_n_groups=1,
-              mamba_chunk_size=8)
 LINEAR = dict(linear_num_value_heads=4, linear_num_key_heads=2, linear_key_head_dim=8,
               linear_value_head_dim=8)
 
 
 def layers(*kinds):
-    names = dict(conv="conv", full="full_attention", mamba="mamba", hybrid="hybrid",
-                 linear="linear_attention", sliding="sliding_attention", attention="attention")
+    names = dict(conv="conv", full="full_attention", linear="linear_attention",
+                 sliding="sliding_attention")
     return dict(layer_types=[names[kind] for kind in kinds])
 
 
@@ -51,8 +49,7 @@ DENSE = {
         smollm3 seed_oss arcee helium ernie4_5 hunyuan_v1_dense apertus diffllama bitnet persimmon
         jais2 internlm3 gpt_neox biogpt""".split(), {}),
     "qwen2": {"vocab_size": 20}, "youtu": LATENT, "gpt2": GPT2, "gptj": GPT2 | dict(rotary_dim=8),
-    "gpt_bigcode": GPT2, "codegen": GPT2 | dict(n_ctx=256, rotary_dim=8),
-    "opt": dict(ffn_dim=48, word_embed_proj_dim=32), "ctrl": GPT2 | dict(dff=48),
+    "opt": dict(ffn_dim=48, word_embed_proj_dim=32),
     "xglm": dict(d_model=32, num_layers=3, attention_heads=4, ffn_dim=48),
     "falcon": dict(ffn_hidden_size=48, num_kv_heads=2, new_decoder_architecture=True),
     "llama, eager": {}, "gemma, eager": {}, "gpt2, eager": GPT2,
@@ -62,19 +59,11 @@ DENSE = {
 HEADS = {  # something follows the LM head, or stands before it
     "granite": dict(logits_scaling=2.0, embedding_multiplier=1.5, attention_multiplier=0.3),
     "cohere": dict(logit_scale=0.25), "cohere2": WINDOW | dict(logit_scale=0.5),
-    "hyperclovax": dict(logits_scaling=0.5), "minicpm3": LATENT | dict(dim_model_base=16),
     "gemma2": WINDOW | dict(final_logit_softcapping=2.0, attn_logit_softcapping=5.0),
-    "vaultgemma": dict(final_logit_softcapping=2.0), "nanochat": dict(final_logit_softcapping=2.0),
 }
 DISTANCES = {  # attention that depends on more than rotary positions
     "mistral": WINDOW, "ministral": WINDOW, "exaone4": WINDOW, "olmo3": WINDOW,
     "gemma3_text": WINDOW | layers("sliding", "sliding", "full"),
-    "gemma4_text": WINDOW | dict(hidden_size_per_layer_input=8, vocab_size_per_layer_input=17,
-                                 final_logit_softcapping=2.0, global_head_dim=16),
-    "gemma3n_text": WINDOW | layers(*["sliding", "full"] * 3) | dict(
-        num_hidden_layers=6, num_kv_shared_layers=2, hidden_size_per_layer_input=8,
-        vocab_size_per_layer_input=17, laurel_rank=4, altup_num_inputs=2,
-        activation_sparsity_pattern=[0.0] * 6, final_logit_softcapping=2.0),
     "bloom": dict(n_head=4, n_layer=3), "mpt": dict(d_model=32, n_heads=4, n_layers=3),
     "falcon, alibi": dict(alibi=True, num_kv_heads=4, multi_query=False),
     "gpt_neo": dict(num_layers=3, attention_types=[[["global", "local", "global"], 1]],
@@ -86,24 +75,13 @@ MIXTURES = {
     **dict.fromkeys(["gpt_oss", "exaone_moe", "afmoe"], EXPERTS | WINDOW),
     **dict.fromkeys(["deepseek_v2", "deepseek_v3"], EXPERTS | LATENT),
     "granitemoe": EXPERTS | dict(logits_scaling=2.0), "jetmoe": EXPERTS | dict(kv_channels=8),
-    "granitemoeshared": EXPERTS | dict(shared_intermediate_size=16, logits_scaling=2.0),
     "lfm2_moe": EXPERTS | layers("conv", "full", "conv"),
-    "longcat_flash": EXPERTS | LATENT | dict(num_layers=2, ffn_hidden_size=48, moe_topk=2,
-                                             expert_ffn_hidden_size=24),
 }
 STATES = {  # with layers whose state cannot be copied for several responses: the plain way
-    "lfm2": layers("conv", "full", "conv"), "bamba": MAMBA2 | dict(attn_layer_indices=[1]),
-    "falcon_h1": MAMBA2 | dict(mamba_d_ssm=64, lm_head_multiplier=0.5),
+    "lfm2": layers("conv", "full", "conv"),
     "jamba": EXPERTS | dict(mamba_d_state=4, mamba_dt_rank=4, attn_layer_period=2,
                             attn_layer_offset=1, use_mamba_kernels=False),
-    "granitemoehybrid": EXPERTS | MAMBA2 | layers("mamba", "attention", "mamba") | dict(
-        shared_intermediate_size=16, logits_scaling=2.0),
     "qwen3_next": EXPERTS | LINEAR | layers("linear", "full", "linear"),
-    "olmo_hybrid": LINEAR | layers("linear", "full", "linear"),
-    "zamba2": layers("mamba", "hybrid", "mamba") | dict(
-        layers_block_type=["mamba", "hybrid", "mamba"],
-        mamba_d_state=4, n_mamba_heads=8, mamba_headdim=8, mamba_ngroups=1, chunk_size=8,
-        attention_head_dim=16),
 }
 REFUSED = {
     "mamba": dict(state_size=4),

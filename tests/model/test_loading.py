@@ -1,8 +1,11 @@
 """Checkpoints as users have them: what loads is trained rightly, what does not is refused in one
 line (plumbing/model/policy.py, chat.py). python -m pytest tests/model/test_loading.py"""
 
+import json
 import os
 from pathlib import Path
+
+import shutil
 
 import pytest
 import torch
@@ -14,7 +17,7 @@ import train
 from models import CHATML, chat_tokenizer
 from plumbing.model import policy
 from plumbing.refusal import Refusal
-from tiny_run import SUMS, jsonl, read_json
+from tiny_run import SUMS, jsonl, read_json, write
 
 ROWS = "--model_name_or_path model --dataset_name rows.jsonl --verifier exact "
 
@@ -50,19 +53,19 @@ def test_the_end_of_a_turn_ends_a_response(chat, calls):
         assert ends == (eos if folder == "model" else [eos, end])
 
 
-@pytest.mark.parametrize("begun, flags", [("before", ""), ("before", "--use_peft"),
-                                          ("now", "--use_peft")])
-def test_a_resumed_run_keeps_the_ends_that_it_began_with(begun, flags, chat, monkeypatch):
+@pytest.mark.parametrize("saved", [True, False])
+@pytest.mark.parametrize("flags", ["", "--use_peft"])
+def test_a_resumed_run_keeps_the_ends_that_it_began_with(saved, flags, chat):
+    """Also before its first checkpoint."""
     if flags:
         pytest.importorskip("peft")
     run, model, eos, end = chat
-    with monkeypatch.context() as patch:
-        if begun == "before":
-            patch.setattr(policy, "add_turn_end", lambda *given: None)
-        run(model + flags)
+    run(model + flags)
+    if not saved:
+        shutil.rmtree("run/checkpoints")
     run("--resume --steps 2")
     ends = read_json("run/checkpoints/step_2/generation_config.json")["eos_token_id"]
-    assert ends == (eos if begun == "before" else [eos, end])
+    assert ends == [eos, end]
 
 
 def test_without_the_chat_template_its_end_ends_nothing(chat):
@@ -88,6 +91,8 @@ CAUSES = {  # (what is done to the checkpoint, what the line says)
     "nothing there": (lambda: Path("model").rename("elsewhere"), "model cannot be loaded: "),
     "cut off": (lambda: os.truncate("model/model.safetensors", 5000), "cannot be loaded: "),
     "pickled": (pickled, "cannot be loaded: .*safetensors"),
+    "code of its own": (lambda: write("model/config.json", json.dumps(
+        {"model_type": "mine", "auto_map": {"AutoConfig": "mine.Config"}})), "cannot be loaded: "),
     "no tokenizer": (lambda: Path("model/tokenizer.json").unlink(), "cannot be loaded: "),
     "a weight": (without_a_weight, "its weights lack model.layers.1.mlp.up_proj.weight")}
 

@@ -59,22 +59,6 @@ def test_the_converted_checkpoint_speaks_english_in_plain_transformers(model, to
     assert answer(model, tokenizer, QUESTIONS[0]) == PARIS
 
 
-def test_the_chat_template_and_the_special_tokens_are_smollm2s(tokenizer, model):
-    assert tokenizer.decode(chat(tokenizer, "Hi")) == (
-        "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face"
-        "<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n")
-    assert tokenizer.eos_token == tokenizer.pad_token == "<|im_end|>"
-    assert model.generation_config.eos_token_id == tokenizer.eos_token_id == 2
-
-
-def test_a_folder_that_holds_something_else_is_left_alone(tmp_path):
-    write(tmp_path / "mine.txt", "keep me")
-    done = python(ROOT / "tests/make_smollm2.py", tmp_path, code=2)
-    assert done.stderr.count("\n") == 1
-    assert "remove it or name another folder" in done.stderr
-    assert os.listdir(tmp_path) == ["mine.txt"]
-
-
 # -------------------------------------------------------------------------- sampling and log-probs
 
 @pytest.mark.parametrize("draw, temperature", [(fast_sample, 1.0), (fast_sample, 0.7),

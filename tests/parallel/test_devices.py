@@ -96,15 +96,6 @@ def test_float16_has_float32s_gradients_and_saves_its_scaler(run):
     assert scaler_of("whole")[:2] == (65536.0, 6)
 
 
-def test_16_bits_print_no_warning(run, recwarn):
-    torch.set_warn_always(True)
-    try:
-        run("--bf16 true --steps 1")
-    finally:
-        torch.set_warn_always(False)
-    assert not [str(w.message) for w in recwarn if "dtype" in str(w.message)]
-
-
 @pytest.mark.parametrize("more", ["", "--use_peft"])
 def test_a_gradient_beyond_float16_lowers_the_scale_and_is_no_bad_batch(more, run, monkeypatch):
     """From a scale of 2^24 the first updates overflow, more in a row than learner.BAD; then
@@ -146,7 +137,7 @@ def test_float16_in_two_processes(more, run):
 # float64, of CPU tensors
 ON_THE_CPU = {("plumbing/data/task.py", "reward_components"), ("train.py", "reward"),
               ("eval.py", "evaluate"), ("eval.py", "bootstrap"),
-              ("eval.py", "reward_scores")}
+              ("eval.py", "reward_scores"), ("moe.py", "from_pretrained")}
 KERNELS = ("MPS", "CompositeImplicitAutograd", "CompositeExplicitAutograd",
            "CompositeExplicitAutogradNonFunctional")
 # MPS takes another way than the CPU's here
@@ -196,13 +187,6 @@ def where():
         found.add((code.co_filename.removeprefix(root), code.co_name))
         frame = frame.f_back
     return found
-
-
-def test_the_table_of_kernels_is_read_right():
-    there = {"mm", "_softmax", "_fused_adamw_", "searchsorted.Tensor", "sort.stable", "index_add"}
-    assert there <= on_mps() and not {"_grouped_mm", "_scaled_grouped_mm"} & on_mps()
-    with Mps(), pytest.raises(NotImplementedError, match="MPS lacks"):
-        torch.zeros(2, dtype=torch.float64)
 
 
 @pytest.mark.parametrize("flags", [

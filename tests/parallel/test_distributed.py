@@ -20,7 +20,7 @@ FLAGS = ("--prompts_per_step 8 --num_generations 4 --steps_per_generation 2 --wa
          "--eval_samples 0 ")
 RUNS = {
     "gspo": "",
-    "ppo": "--algorithm ppo --critic_warmup 2 "
+    "ppo": "--algorithm ppo "
            "--eval_samples 2 --eval_prompts 5",              # that does not divide evenly
     "rspo": "--algorithm rspo --beta 0.05 --router_aux_loss_coef 0.01 --micro_batch_size 2",
     "cut": "--beta 0.05 --max_completion_length 5 --mask_truncated_completions",
@@ -71,10 +71,10 @@ def home(tmp_path_factory):
 
 def watching(update):
     """Notes how wide the two halves of every mini-batch are, which two processes would get."""
-    def noting(args, learner, mini):
+    def noting(learner, mini):
         halves = mini.rollout.mask.chunk(2)
         WIDTHS.append(tuple(int(part.sum(-1).max()) for part in halves))
-        return update(args, learner, mini)
+        return update(learner, mini)
     return noting
 
 
@@ -157,18 +157,10 @@ def test_the_kind_of_module_that_trains_and_ddp_is_freed_before_the_process_grou
                 file.write(f"{wrapped} {alive}")
             stop()
         processes.stop, processes.wrap = checked, counting""")
-    torchrun(home, f"{RUNS['ppo']} --critic_warmup 0 --steps 1{SHARD[how]} --output_dir {how}",
+    torchrun(home, f"{RUNS['ppo']} --steps 1{SHARD[how]} --output_dir {how}",
              script=counting)
     for rank in (0, 1):
         assert (home / f"alive-{rank}").read_text(encoding="utf-8") == f"['{kind}'] 0"
-
-
-def test_bad_argument_is_one_line_per_process(home):
-    said = torchrun(home, "--prompts_per_step 6 --output_dir refused", code=1).stderr.splitlines()
-    assert ("--prompts_per_step 6 / --steps_per_generation 2 prompts per mini-batch cannot be "
-            "divided equally among 2 processes") in said
-    assert not (home / "refused").exists() and not any(
-        f'File "{TRAIN}' in line for line in said)
 
 
 def test_folder_that_holds_a_run_is_refused_by_all(home):

@@ -6,6 +6,7 @@ import re
 import pytest
 
 import eval
+from plumbing.data.reward_functions import RewardFunction
 from tiny_run import jsonl, write
 
 
@@ -26,6 +27,20 @@ def test_the_built_in_task_answers_and_is_judged(asked, run):
     assert [temperature for temperature, *_ in found] == ["0", "0.7", "0.7", "0.7"]
     assert all((reward == "1") == (text == "3,1.") for _, reward, text in found)
     assert "reward" not in asked("run/checkpoints/step_1", "3+8=", "--n", "1")
+
+
+def test_a_function_reads_the_row_of_a_prompt_of_the_test_data(asked, run, own, calls):
+    """Of another prompt there is none; nothing is judged without --answer."""
+    jsonl("test.jsonl", [{"prompt": "1+1=", "answer": "2", "largest": 7}])
+    write("mine.py", "def reward(response, answer, problem):\n    return problem['largest']\n")
+    run(own + "--verifier mine.py:reward --test_dataset_name test.jsonl")
+    typed = ("--verifier", "mine.py:reward", "--n", "1")
+    ask = lambda *words: asked("run/checkpoints/step_1", *words, *typed)
+    assert ask("1+1=", "--answer", "2").count("reward 7") == 2
+    with pytest.raises(SystemExit, match="reads the row"):
+        ask("3+8=", "--answer", "1")
+    judged = calls(RewardFunction, "scores")
+    assert "reward" not in ask("3+8=") and len(judged) == 1, "the names of the components"
 
 
 def test_a_prompt_goes_through_the_runs_template_and_verifier(asked, run, own):

@@ -15,8 +15,9 @@ from tiny_run import ROOT, TINY, write
 RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
 REFUSED = {
     "steps: [1, 2]": "unknown: 2", "stepss: 3\nsede: 1": "--sede=1 (did you mean --seed?)",
-    "steps: many": "invalid int value: 'many'", "steps: null": "--steps",
-    "reward_weights: [1, x]": "invalid float value: 'x'", "bf16: maybe": "--bf16",
+    "steps: many": "invalid int value: 'many'", "stop: [a, null]": "cannot stand in a list",
+    "stop: [[a]]": "cannot stand in a list", "steps: 3\nseed: 1\nsteps: 4": "steps is set twice",
+    "reward_weights: [1, x]": "invalid finite value: 'x'", "bf16: maybe": "--bf16",
     "- steps": "must be a mapping", "": "must be a mapping", "steps: [1": "bad.yaml",
     "epsilon: -1": "clip range"}
 
@@ -24,7 +25,8 @@ REFUSED = {
 @pytest.mark.parametrize("text", REFUSED)
 def test_a_bad_file_is_refused(text, refused):
     write("bad.yaml", text)
-    assert REFUSED[text] in refused("--config bad.yaml --output_dir run")
+    said = refused("--config bad.yaml --output_dir run")
+    assert REFUSED[text] in said and ("bad.yaml: " in said or "epsilon" in said)
 
 
 def test_the_command_line_wins_over_the_file_and_the_file_over_the_preset(workplace):
@@ -35,8 +37,30 @@ def test_the_command_line_wins_over_the_file_and_the_file_over_the_preset(workpl
                       "--dataset_name", "rows.jsonl", "--verifier", "exact", "math"])
     assert settings.scale_rewards == "batch" and settings.learning_rate == 2e-6
     assert settings.stop == ["\n"] and settings.reward_weights == [1.0, 2.0]
-    assert settings.bf16 is False and settings.config == "a.yaml"
+    assert settings.bf16 is False and settings.config == ["a.yaml"]
     assert settings.chat_template_kwargs == {"b": False, "c": 1.5}
+
+
+@pytest.mark.parametrize("text, flag, value", [
+    ("system_prompt: null", "system_prompt", None), ("steps:", "steps", 50),
+    ("system_prompt: 'null'", "system_prompt", "null"), ("stop: [no, 010]", "stop", ["no", "010"]),
+    ("seed: 010", "seed", 10), ("reward_weights: [-0.00001]", "reward_weights", [-1e-5]),
+    (f"system_prompt: '{'x: ' * 200}'", "system_prompt", "x: " * 200)])
+def test_a_value_of_a_recipe_is_the_text_that_stands_there(text, flag, value, workplace):
+    write("a.yaml", f"model_name_or_path: x\ndataset_name: rows.jsonl\n{text}\n")
+    assert getattr(parse(["--config", "a.yaml"]), flag) == value
+
+
+def test_the_config_of_a_run_is_a_recipe_of_the_same_run(workplace):
+    """And of two recipes the later decides."""
+    write("a.yaml", "algorithm: sapo\nstop: ['\\n', '-']\nconstants: {tau_negative: 3}\nseed: 4\n")
+    write("b.yaml", "seed: 5\nreward_weights: [1, -1e-5]\nmodel_name_or_path: x\n"
+                    "dataset_name: rows.jsonl\nsystem_prompt: ''\n")
+    settings = parse("--config a.yaml --config b.yaml --max_grad_norm inf".split())
+    assert (settings.seed, settings.stop) == (5, ["\n", "-"])
+    write("config.json", json.dumps(asdict(settings)))
+    again = parse(["--config", "config.json"])
+    assert asdict(again) == asdict(settings) | {"config": ["config.json"]}
 
 
 @pytest.mark.parametrize("file, typed, ends", [
@@ -70,8 +94,8 @@ def test_a_run_of_a_file_is_resumed_and_compared_with_it(run):
     words = [word.removeprefix("--") for word in TINY]
     write("a.yaml", json.dumps(dict(zip(words[::2], words[1::2])) | {"steps": 1}))
     train.main(["--config", "a.yaml", "--output_dir", "run"])
-    write("b.yaml", "steps: 2\n")
-    assert len(run("--config b.yaml --resume")) == 2
+    write("b.yaml", "steps: 2\nepsilon: 0.1\nepsilon_high: 0.3\n")
+    assert len(run("--config b.yaml --epsilon 3e-4 --epsilon_high 4e-4 --resume")) == 2
     write("b.yaml", "steps: 3\nseed: 1\n")
     assert "--seed 1: this run has 0" in run.refused("--config b.yaml --output_dir run --resume")
 
@@ -88,4 +112,4 @@ def test_a_recipe_is_accepted_and_says_what_it_needs(recipe, monkeypatch):
 def test_the_laptops_recipe_is_the_default_run():
     file = ROOT / "recipes/laptop.yaml"
     recipe, default = (asdict(parse(argv)) for argv in (["--config", str(file)], []))
-    assert recipe | {"config": None} == default and yaml.safe_load(file.read_text(encoding="utf-8"))
+    assert recipe | {"config": []} == default and yaml.safe_load(file.read_text(encoding="utf-8"))

@@ -21,11 +21,13 @@ def test_a_dry_run_says_what_it_does_and_shows_the_first_batch_of_the_run(run, c
     run("--steps 3 --eval_samples 2 --eval_prompts 3")
     before = tree()
     capsys.readouterr()
-    said_first = []
-    first(train, "train_batch", lambda *_: said_first.append(capsys.readouterr().out))
+    said = []                                                # before each phase
+    for name in ("train_batch", "update", "longest_update"):
+        first(train, name, lambda *_: said.append(capsys.readouterr().out))
     train.main(flags("--steps", "3", "--eval_samples", "2", "--dry_run"))
     assert tree() == before
-    assert "dry run: one rollout batch, then an update with the longest" in said_first[0]
+    phases = [text for text in said if "dry run" in text]
+    assert [text.count("dry run") for text in phases] == [1, 1, 1]
     sample, _ = read_json("run/samples.jsonl")[0]["samples"]
     said = capsys.readouterr().out
     assert f"{sample['prompt'].strip()!r} -> {sample['response']!r}, reward" in said

@@ -6,7 +6,7 @@ import itertools
 import pytest
 import torch
 
-from eval import bootstrap, pass_at_1, pass_at_k, reward_scores
+from eval import bootstrap, pass_at_k, reward_scores
 from plumbing.data.task import Task
 
 
@@ -50,10 +50,11 @@ def test_bootstrap_covers_the_mean_of_a_known_distribution_about_95_times_in_100
 
 
 def test_a_response_is_right_from_a_reward_of_1_on_and_a_problem_counts_once():
-    rewards = [[1, 0.9], [0, 0], [2, 1]]
-    assert pass_at_1(rewards) == (0.5, *bootstrap([0.5, 0, 1]))
+    """Fewer than eight problems have no interval."""
+    rewards = [[1], [0.9], [0], [0], [2], [1]]               # of two responses to three problems
     task = Task("rare", [], [], lambda response, problem: 0.0)
-    scores = reward_scores(task, [[[reward] for reward in row] for row in rewards])
-    assert scores["mean_rewards"] == pytest.approx([0.95, 0, 1.5])
-    assert scores["reward"][0] == pytest.approx(2.45 / 3)
+    scores = reward_scores(task, rewards, 2)
+    assert scores["reward"] == pytest.approx([2.45 / 3]) and scores["pass_at_1"] == (0.5,)
+    nine = reward_scores(task, 3 * rewards, 2)["pass_at_1"]
+    assert nine == (0.5, *bootstrap(3 * [0.5, 0, 1]))
     assert scores["reward_parts"] == {"correct": pytest.approx(4.9 / 6)}

@@ -42,8 +42,8 @@ def test_update_that_is_not_finite_is_skipped_and_counted_and_moves_no_schedule(
     def seen(learner):
         weights.append(torch.cat([p.detach().flatten() for p in learner.policy.parameters()]))
         rates.append(learner.optimizer.param_groups[0]["lr"])
-    then(train, "make_learner", lambda learner, *_: seen(learner))
-    then(train, "update", lambda stats, args, learner, mini: seen(learner))
+    then(train, "Learner", lambda learner, *_: seen(learner))
+    then(train, "update", lambda stats, learner, mini: seen(learner))
     spoil(then, {1}, HOWS[wrong])
     with warnings.catch_warnings():
         warnings.simplefilter("error")

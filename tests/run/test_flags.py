@@ -1,5 +1,5 @@
 """No flag without an effect: every field of Settings, two values, one tiny run each through
-train.main, and what must differ between the two. A new flag needs an entry.
+train.main, and what must differ between the two.
 python -m pytest tests/run/test_flags.py
 
 Both runs of a flag share all others, and runs are kept, so that the entries share most of their
@@ -26,9 +26,10 @@ from session.arguments import Settings
 from tiny_run import SMALL, TINY, TINY_MODEL, jsonl, read_json, write
 
 ONE = "--steps 1 --warmup_steps 0"                           # the second mini-batch is off-policy
-DATA = f"{ONE} --model_name_or_path model --dataset_name a.jsonl --verifier exact"
+ROWS = f"{ONE} --model_name_or_path model --dataset_name a.jsonl"
+DATA = f"{ROWS} --verifier exact"
 STARTS = {
-    "ONE": ONE, "DATA": DATA, "TWO": "--steps 2 --warmup_steps 0",
+    "ONE": ONE, "ROWS": ROWS, "DATA": DATA, "TWO": "--steps 2 --warmup_steps 0",
     "GRPO": f"{ONE} --algorithm grpo --learning_rate 0.01",  # far off
     "FLAT": f"{ONE} --lr_scheduler_type constant_with_warmup",
     "NEW": f"{ONE} --cold_start_steps 1",                    # another tiny MoE, hardly taught
@@ -59,7 +60,7 @@ def weights(seen):
 LOOKS = {                                                    # beside the attributes of Seen
     "batches": lambda seen: len(seen.metrics),
     "evaluated": lambda seen: "pass_at_1" in seen.metrics[0],
-    "first_forward": lambda seen: seen.forwards[0],
+    "first_forward": lambda seen: seen.forwards[2],          # after those that check moe.py
     "grad_norms": lambda seen: [u["grad_norm"] for u in seen.metrics[-1]["minibatches"]],
     "layers": lambda seen: len(seen.metrics[-1]["flip_rate_per_layer"]),
     "mismatch": lambda seen: seen.metrics[-1]["mismatch_kl"] > 1e-6,
@@ -86,6 +87,7 @@ EFFECTS = """
 algorithm              | grpo | clip_low
 epsilon                | 0.9 | clip_low
 epsilon_high           | 0.9 | clip_high
+constants              | tau_positive=3 | grad_norm | ONE --algorithm sapo
 reduction              | sequence-sum | grad_norm
 advantage              | leave_one_out | grad_norm
 scale_rewards          | none | grad_norm
@@ -105,7 +107,6 @@ sampler                | sampler.py:Greedy | samples
 vllm_gpu_memory_utilization | 0.2 | vllm_share | ONE --sampler vllm
 use_kl_in_reward       | true | kl_loss | ONE --beta 0.1
 lam                    | 0.5 | grad_norm | ONE --algorithm ppo
-critic_warmup          | 1 | grad_norm | ONE --algorithm ppo --steps 2
 sampler_dtype          | int4 | mismatch
 mismatch               | token_truncate --mismatch_high 0.5 | grad_norm
 mismatch_high          | 0.5 | grad_norm | ONE --mismatch seq_truncate
@@ -127,7 +128,7 @@ lora_target_modules    | q_proj | grad_norm | ONE --use_peft
 dataset_name           | a.jsonl or b.jsonl | prompts | DATA
 test_dataset_name      | b.jsonl or c.jsonl | forwards | DATA --eval_samples 1
 columns                | other other_answer | prompts | DATA
-verifier               | exact or mine.py:reward | reward | DATA
+verifier               | exact or mine.py:reward | reward | ROWS
 verifier_timeout       | 0.01 | verifier_errors | DATA --verifier mine.py:slow
 reward_weights         | 1 0.5 | reward | DATA mine.py:reward
 chat_template          | false | widths | DATA
@@ -276,7 +277,7 @@ def observed(patch, flags, name):
         shutil.rmtree("used", ignore_errors=True)
         observed(patch, [*ONE.split(), "--output_dir", "USED"], "used")
         os.rename("USED", "used")
-    if "--device" in flags:                                  # a machine whose GPU is taken
+    if "auto" in flags:                                      # a machine whose GPU is taken
         patch.setattr(torch.cuda, "is_available", lambda: True)
         patch.setattr(torch.cuda, "device_count", lambda: 0)
     if "vllm" in flags:                                      # the real one needs an environment
@@ -308,16 +309,23 @@ def observed(patch, flags, name):
                 folder)
 
 
-def test_every_flag_has_an_entry():
-    """--shard, which needs two processes: tests/parallel/test_distributed.py. --cuda_graphs and
-    --tf32, which need a GPU: tests/speed. --trust_run_code: test_faults.py."""
-    elsewhere = {"shard", "cuda_graphs", "tf32", "trust_run_code"}
-    assert {f.name for f in fields(Settings)} - elsewhere == EFFECTS.keys()
+# --shard needs two processes: tests/parallel/test_distributed.py. --cuda_graphs and --tf32 need a
+# GPU: tests/speed. --trust_run_code: test_faults.py.
+ELSEWHERE = {"shard", "cuda_graphs", "tf32", "trust_run_code"}
 
 
-@pytest.mark.parametrize("flag", EFFECTS)
-def test_a_flag_has_an_effect(flag, run):
-    both, one, other, what = EFFECTS[flag]
+def usual_entry(f):
+    """For a flag without one: its last choice, the other bool or twice the number changes the
+    weights. Where that shows nothing, EFFECTS needs an entry."""
+    other = not f.default if isinstance(f.default, bool) else 2 * f.default or 1
+    return ONE, None, f.metadata.get("choices", [other])[-1], "weights"
+
+
+@pytest.mark.parametrize("f", [f for f in fields(Settings) if f.name not in ELSEWHERE],
+                         ids=lambda f: f.name)
+def test_a_flag_has_an_effect(f, run):
+    flag = f.name
+    both, one, other, what = EFFECTS.get(flag) or usual_entry(f)
     optional = {"peft": "peft", "tensorboard": "tensorboard", "adamw_8bit": "bitsandbytes"}
     for word, package in optional.items():
         if word in f"{both} {flag} {one} {other}":

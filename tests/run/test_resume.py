@@ -7,6 +7,7 @@ import math
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ import torch
 import eval as evaluation
 import train
 from features.minibatches import Minibatches
+from plumbing.refusal import Refusal
 from session import checkpoints
 from tiny_run import TINY, TRAIN, differences, metrics, read_json, slow, state, write
 
@@ -107,8 +109,9 @@ def test_pythons_and_torchs_random_states_are_resumed(run, killed, first):
 
 def test_the_state_of_a_feature_is_resumed(run, monkeypatch):
     loaded = []
-    monkeypatch.setattr(Minibatches, "state_dict", lambda feature: {"count": 3})
-    monkeypatch.setattr(Minibatches, "load_state_dict", lambda feature, state: loaded.append(state))
+    monkeypatch.setattr(Minibatches, "state_dict", lambda feature, folder: {"count": 3})
+    monkeypatch.setattr(Minibatches, "load_state_dict",
+                        lambda feature, state, folder: loaded.append(state))
     run("--save_minibatches")
     run("--resume --steps 2")
     assert loaded == [{"count": 3}]
@@ -123,7 +126,7 @@ def test_an_extended_schedule_goes_on_as_that_of_a_run_of_all_steps(kind, share,
     run(f"--lr_scheduler_type {kind} --warmup_steps 0 --learning_rate 0.001 --steps 2")
     assert state("run", 2)["optimizer"]["param_groups"][0]["lr"] == 0, "the schedule had ended"
     rates = []
-    first(train, "update", lambda args, learner, mini: rates.append(
+    first(train, "update", lambda learner, mini: rates.append(
         learner.optimizer.param_groups[0]["lr"]))
     run("--resume --steps 4")
     want = [0.001 * share(step / 8) for step in range(4, 8)]
@@ -172,6 +175,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(number, signalled, as_whole, capfd):
             in out)
     assert os.listdir("run/checkpoints") == ["step_2"]
     as_whole()
+    assert signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler)
 
 
 TWICE = (signal.SIGINT, signal.SIGINT)
@@ -202,7 +206,33 @@ def test_a_signal_in_a_batch_with_an_evaluation_loses_neither(owner, name, run, 
     assert run("--resume") == whole
 
 
-def test_old_checkpoints_are_pruned(run, monkeypatch):
-    monkeypatch.setattr(checkpoints, "KEEP", 1)
-    run("--steps 4 --save_steps 1")
-    assert os.listdir("run/checkpoints") == ["step_4"]
+@pytest.mark.parametrize("name", ["step_2_best", "step_best", "step_1_2", "step_9"])
+def test_other_folders_beside_the_checkpoints_are_left_alone(name, killed, as_whole):
+    """A copy, and the checkpoint of something else, which has no state of ours."""
+    killed(3, "--steps 4 --save_steps 1")
+    left_out = shutil.ignore_patterns("state.pt" if name == "step_9" else "")
+    shutil.copytree("run/checkpoints/step_2", f"run/checkpoints/{name}", ignore=left_out)
+    as_whole()
+    assert {*os.listdir("run/checkpoints")} == {"step_3", "step_4", name}
+
+
+def test_the_two_up_to_the_one_just_written_are_kept(tmp_path):
+    """Of others as many as there are."""
+    for n in (2, 3, 9, 10):
+        (tmp_path / f"checkpoints/step_{n}").mkdir(parents=True)
+        write(tmp_path / f"checkpoints/step_{n}/state.pt", "")
+    saved = SimpleNamespace(save_pretrained=lambda folder: folder.mkdir(exist_ok=True))
+    learner = SimpleNamespace(tokenizer=saved, features=[])
+    checkpoints.write(tmp_path, saved, learner, {"step": 4})
+    assert {*os.listdir(tmp_path / "checkpoints")} == {f"step_{n}" for n in (3, 4, 9, 10)}
+
+
+def test_a_full_disk_at_a_save_is_a_line_and_the_checkpoint_before_it_stays(run, monkeypatch,
+                                                                            as_whole):
+    save = torch.save
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=0))
+    with monkeypatch.context() as patch, pytest.raises(Refusal, match="step_3 is not saved"):
+        patch.setattr(torch, "save",
+                      lambda state, path: 1 / (3 - state["step"]) and save(state, path))
+        run("--steps 4 --save_steps 1")
+    as_whole()

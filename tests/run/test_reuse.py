@@ -12,7 +12,7 @@ def test_every_use_has_all_prompts_in_a_new_order_and_the_first_old_log_probs(
         run, first):
     """Two batches of two mini-batches, each used three times; the schedule counts every use."""
     uses = []
-    first(train, "update", lambda settings, learner, mini: uses.append(mini))
+    first(train, "update", lambda learner, mini: uses.append(mini))
     records = run("--steps 2 --num_iterations 3 --warmup_steps 0")
     assert len(uses) == 2 * 3 * 2                            # batches, uses, mini-batches
     batches = [[[problem.prompt for mini in uses[start:start + 2] for problem in mini.problems]

@@ -71,6 +71,29 @@ def test_of_two_runs_that_start_together_none_is_mixed_with_the_other(given, fol
     assert len(folders) == 2 or "runs/one" in "".join(said)
 
 
+# ------------------------------------------------------------------- one folder, others' files
+
+STRANGERS = {"data.jsonl": '{"step": 9}\n{"step": 1}', "log.jsonl": "[1]\n", "tokens.jsonl": "x"}
+
+
+def test_files_of_others_are_left_alone(run, killed):
+    """Also by a resumed run, and one with the name of a record that the run does not write."""
+    Path("run").mkdir()
+    for name, text in STRANGERS.items():
+        write(f"run/{name}", text)
+    killed(2, "--steps 3 --save_steps 1 --save_tokens false")
+    run("--resume")
+    assert {name: Path("run", name).read_text(encoding="utf-8") for name in STRANGERS} == STRANGERS
+
+
+@pytest.mark.parametrize("name", [
+    "metrics.jsonl", "summary.json", "minibatches.jsonl", "checkpoints/step_100", "checkpoints/x"])
+def test_a_folder_where_a_run_would_replace_a_file_is_refused(name, run):
+    Path("run/checkpoints").mkdir(parents=True)
+    write(f"run/{name}", '{"step": 9}\n')
+    assert f"run/{name} exists" in run.refused("--save_minibatches --steps 1 --output_dir run")
+
+
 # ------------------------------------------------------------------------------- config.json
 
 @pytest.fixture

@@ -1,12 +1,11 @@
-"""What a run prints on the screen and in its summary: rewards beside pass@1, what is never right,
-commands that run. python -m pytest tests/run/test_screen.py"""
+"""What a run prints on the screen and in its summary: rewards beside pass@1, batches that teach
+little, commands that run. python -m pytest tests/run/test_screen.py"""
 
 import shlex
 
 import pytest
 
 import eval
-from session.metrics import EARLY
 from tiny_run import read_json, write
 
 
@@ -28,18 +27,19 @@ def test_the_reward_and_its_parts_stand_beside_pass_at_1(run, own, capsys):
     assert first["held_out_parts"]["any"] == .25
 
 
-@pytest.mark.parametrize("right, noted", [(0, True), (EARLY * 16 - 1, False)])
-def test_that_no_response_was_right_is_noted_once_after_three_batches(right, noted, run, judge,
-                                                                     capsys):
-    """right: the number of the one response that is."""
-    judge(lambda n, reward, problem: float(n == right > 0) or reward / 2)
-    run("--steps 5")
+@pytest.mark.parametrize("more, reward, flag", [
+    ("", 0, "--verifier"), ("", .5, None), ("--max_completion_length 2", .5, "_length")])
+def test_three_batches_in_a_row_that_teach_little_are_noted_once(more, reward, flag, run, judge,
+                                                                 capsys):
+    """reward: of every other response."""
+    judge(lambda n, right, problem: reward * (n % 2))
+    run(f"--steps 5 {more}")
     printed = capsys.readouterr().out.splitlines()
-    notes = [i for i, text in enumerate(printed) if text.startswith("note: no response was right")]
-    assert len(notes) == noted
-    if noted:
-        shown = read_json("run/samples.jsonl")[EARLY - 1]["samples"][0]
-        assert printed[notes[0] - 1].startswith(f"batch {EARLY}/5")
+    notes = [i for i, text in enumerate(printed) if text.startswith("note: ")]
+    assert len(notes) == bool(flag)
+    if flag:
+        shown = read_json("run/samples.jsonl")[2]["samples"][0]
+        assert printed[notes[0] - 1].startswith("batch 3/5") and flag in printed[notes[0]]
         assert f"{shown['prompt'].strip()!r} -> {shown['response']!r}" in printed[notes[0] + 1]
 
 

@@ -2,42 +2,15 @@
 and in a user's file. What users of the command line can correct: test_bad_arguments.py.
 python -m pytest tests/run/test_tracebacks.py"""
 
-import re
 from pathlib import Path
 
 import pytest
 
-import train
 from moe import TinyMoE
 from plumbing.data import task
 from plumbing.data.stream import PromptStream
 from rollout import Sampler
-from tiny_run import ROOT, TINY, program, python, slow, write
-
-PLANTED = 'raise ValueError("planted")'
-PLACES = [  # a file, the line before the planted one, flags
-    slow("losses.py", "def token_surrogate(", ""),
-    slow("train.py", "def mini_batches(", ""),
-    slow("features/entropy.py", "    def loss(", "--entropy_coef 1"),
-    slow("moe.py", "    def forward(self, x, gates, indices", ""),
-    slow("session/metrics.py", "    def log(", ""),
-]
-
-
-@pytest.mark.parametrize("file, line, flags", PLACES)
-def test_a_planted_error_keeps_its_traceback(file, line, flags, tmp_path, cold_start):
-    place = program(tmp_path / "a copy", cold_start)
-    text = (place / file).read_text(encoding="utf-8")
-    start = re.search(rf"^{re.escape(line)}", text, re.M).start()
-    end = text.index("):\n", start) + 3
-    indent = " " * (len(line) - len(line.lstrip()) + 4)
-    write(place / file, f"{text[:end]}{indent}{PLANTED}\n{text[end:]}")
-    number = text[:end].count("\n") + 1
-    done = python("train.py", *TINY, "--steps", 1, "--output_dir", "run", *flags.split(), cwd=place,
-                  code=1)
-    lines = done.stderr.rstrip().splitlines()
-    assert lines[-1] == "ValueError: planted" and lines[-2].strip() == PLANTED
-    assert f"{file}\", line {number}" in lines[-3]
+from tiny_run import ROOT, write
 
 
 @pytest.mark.parametrize("words, source", [
@@ -73,9 +46,3 @@ def test_an_error_of_this_project_is_no_refusal(file, owner, name, kind, flags, 
     with pytest.raises(kind, match="planted") as error:
         run(flags)
     assert error.type is kind and error.traceback[-1].path == ROOT / file
-
-
-def test_a_file_that_a_reader_opens_in_the_loop_is_no_refusal(run, then):
-    then(train, "collect", lambda *_, **__: open("nowhere", encoding="utf-8"))
-    with pytest.raises(FileNotFoundError, match="nowhere"):
-        run()

@@ -141,7 +141,7 @@ def test_default_folders_are_numbered_and_one_that_is_taken_meanwhile_is_left(wo
     """As by a run that was started together with this one."""
     Path("runs/gspo").mkdir()
     Path("runs/gspo/metrics.jsonl").touch()
-    first(train, "make_learner", lambda *_: Path("runs/gspo-2").mkdir(exist_ok=True))
+    first(train, "Learner", lambda *_: Path("runs/gspo-2").mkdir(exist_ok=True))
     for folder in ("gspo-3", "gspo-4"):
         train.main([*TINY, "--steps", "1"])
         assert Path("runs", folder, "metrics.jsonl").is_file()

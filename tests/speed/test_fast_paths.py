@@ -14,15 +14,13 @@ import torch
 import rollout
 from plumbing.speed import fast
 from plumbing.speed.fast import fast_response_logp, fast_sample
-from plumbing.speed.rollouts import concat
-from rollout import sample
+from rollout import join, sample
 from test_rollout import PROMPTS, assert_same, every_model, make, responses, rolled
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
-import memory  # noqa: E402
+import shapes  # noqa: E402
 import timing  # noqa: E402
-import versus_trl  # noqa: E402
 
 
 fast_rolled = functools.partial(rolled, draw_with=fast_sample)
@@ -42,7 +40,7 @@ def test_a_common_prefix_survives_cutting_and_joining():
     shots = "".join(f"{i}+{i}={2 * i % 10}," for i in range(5))         # all prompts begin with it
     rollout = fast_rolled(make(), T=10, seed=4, prompts=[shots + p for p in (*PROMPTS, "7=")])
     taken = ([6, 7, 8, 0, 1, 2], [3, 4, 5], [9, 10, 11])     # whole groups of three
-    parts = concat([rollout.take(torch.tensor(rows)) for rows in taken])
+    parts = join([rollout.take(torch.tensor(rows)) for rows in taken])
     assert rollout.take(torch.tensor([4])).prefix == parts.prefix == len(shots)
     rows = sum(taken, [])
     for row, i in enumerate(rows):
@@ -51,7 +49,7 @@ def test_a_common_prefix_survives_cutting_and_joining():
     assert parts.texts == [rollout.texts[i] for i in rows]
     assert responses(parts) == [responses(rollout)[i] for i in rows]
     other = fast_rolled(make(), T=10)
-    assert concat([rollout, other]).prefix == other.prefix == 0
+    assert join([rollout, other]).prefix == other.prefix == 0
 
 
 @every_model
@@ -86,54 +84,17 @@ def test_a_run_samples_the_fast_way_unless_it_is_plain(flag, module, unused, run
     run(flag)
 
 
-# ---------------------------------------------------------------------- memory and the benchmarks
+# ----------------------------------------------------------------------------------------- memory
 
 def test_the_peak_of_an_update_does_not_hold_the_logits_of_all_tokens(monkeypatch):
     V = 8192
     monkeypatch.setattr("rollout.MAX_LOGITS", 64 * V)
-    model = memory.random_model("qwen2", 16, 1, 2, 2, 16, V, tied=False)
+    model = shapes.random_model("qwen2", 16, 1, 2, 2, 16, V, tied=False)
 
     def peak(T):
-        batch = memory.random_rollout(V, 1, 1, 8, T)
+        batch = shapes.random_rollout(V, 1, 1, 8, T)
         score = lambda: fast_response_logp(model, batch, entropy=False)
         model.zero_grad()
-        return memory.peak_bytes(lambda: score().logp.sum().backward())
+        return timing.peak_bytes(lambda: score().logp.sum().backward())
     more = peak(512) - peak(256)
     assert more < 0.25 * 256 * V * 4, "256 more tokens cost far less than one row of logits each"
-
-
-def test_sides_take_turns_and_the_first_round_does_not_count():
-    """Two sides, three rounds after the warm-up: their order, and quotients within a round."""
-    order, seconds = [], {"a": [9.0, 2.0, 4.0, 6.0], "b": [9.0, 1.0, 1.0, 2.0]}
-
-    def side(name):
-        def measure(turn):
-            order.append((name, turn))
-            return seconds[name][turn]
-        return measure
-    found = timing.in_turns({name: side(name) for name in seconds}, 3)
-    assert order == [(name, turn) for turn in range(4) for name in "ab"]
-    assert found == {name: measured[1:] for name, measured in seconds.items()}
-    assert timing.quotients(found["a"], found["b"]) == {"min": 2.0, "median": 3.0, "max": 4.0}
-    assert timing.timed(lambda turn: turn, iter([3.0, 5.5]).__next__)(0) == 2.5
-
-
-@pytest.mark.slow
-def test_both_sides_of_the_benchmark_have_the_same_log_probs():
-    """TRL's trainer as the benchmark sets it up, on completions that it sampled. Its loss:
-    tests/concepts/test_losses_against_trl.py."""
-    pytest.importorskip("trl", reason="pip install trl==1.16.0")
-    case = versus_trl.Case("", tokens=8, flags="--prompts_per_step 4 --num_generations 4 "
-                                               "--steps_per_generation 2")
-    args, task, folder = versus_trl.prepare(case)
-    ours = versus_trl.Ours(args, task, folder)
-    trainer = versus_trl.Trl(args, task, folder).trainer
-    batch = trainer._generate_and_score_completions(
-        [{"prompt": p.prompt, "number": i} for i, p in enumerate(task.train[:4]) for _ in range(4)])
-    mask, old_logp = batch["completion_mask"].bool(), batch["old_per_token_logps"]
-    mini = rollout.Rollout(batch["prompt_ids"], batch["prompt_mask"].bool(),
-                           batch["completion_ids"], mask, torch.zeros(mask.shape),
-                           torch.zeros(len(mask), dtype=torch.bool), [""] * len(mask), 4)
-    logp = ours.learner.actor(mini, entropy=False).logp
-    assert mask.all() and torch.allclose(logp, old_logp, atol=1e-5)
-    assert ours.seconds([0, 1, 2, 3], 1) > 0, "a batch of train.train is timed"

@@ -97,16 +97,6 @@ def test_what_can_be_packed_is():
     assert groups_per_row(make().config, rolled(make())) == len(PROMPTS)
 
 
-def test_the_mask_of_packed_rows_is_the_one_that_its_docstring_draws():
-    lines = fast.packed_mask.__doc__.split("\n\n")[2].splitlines()
-    labels = [[fast.ANY if word == "-" else int(word) for word in line.split()[1:]]
-              for line in lines[:2]]                         # prompt, response
-    drawn = [[cell == "x" for cell in line[19::3].ljust(8)] for line in lines[3:11]]
-    mask = fast.packed_mask(*torch.tensor(labels)[:, None], torch.float32)
-    assert (mask[0, 0] == 0).tolist() == drawn and mask.shape == (1, 1, 8, 8)
-    assert mask.min() < -1e38
-
-
 def test_merge_repeats_keeps_what_a_group_holds_once():
     part = repeated(rolled(make(), G=4))
     small, where = merge_repeats(part)

@@ -6,13 +6,16 @@ from tools import dashboard
 
 
 def test_dashboard_draws_a_panel_per_metric_and_a_line_per_run(tmp_path):
-    """Metrics that are null leave an empty panel; a logarithmic axis survives zeros."""
+    """Metrics that are null leave an empty panel; a logarithmic axis survives zeros; a reward that
+    is the pass rate is drawn once."""
     whole = [dict.fromkeys(dashboard.CURVES) | dict(step=i, reward=i / 4, grad_norm=norm)
              for i, norm in enumerate([0.0, .1, 0.0, .01])]
     figure = dashboard.draw({"run": whole, "other": whole[:1]})
     figure.canvas.draw()
     panels = {axes.get_title(loc="left"): axes for axes in figure.axes}
-    assert tuple(panels) == dashboard.CURVES
+    assert tuple(panels) == dashboard.CURVES[:-1]
+    same = dashboard.draw({"run": [record | {"pass_rate": record["reward"]} for record in whole]})
+    assert [axes.get_title(loc="left") for axes in same.axes] == [*dashboard.CURVES[1:]]
     first, second = panels["reward"].get_lines()
     assert first.get_xydata().tolist() == [[0, 0], [1, .25], [2, .5], [3, .75]]
     assert second.get_xydata().tolist() == [[0, 0]]

@@ -73,19 +73,28 @@ def test_the_page_draws_every_digit_and_trains_every_number_as_toy_does(
 
 
 def test_the_page_is_small_and_loads_nothing():
-    assert PAGE.stat().st_size <= 60_000
+    assert PAGE.stat().st_size <= 64_000
     assert not re.search(r"\bsrc=|<link|https?://", PAGE.read_text(encoding="utf-8"))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("question, outcome", [
-    (1, "behind"), (2, "no longer behind"), (3, "both"), (4, "ahead")])
+    (1, "behind"), (2, "like GSPO"), (3, "ahead"), (4, "no longer behind"), (5, "both")])
 def test_the_answer_to_a_question_is_the_one_that_its_text_explains(browser, question, outcome):
     from selenium.webdriver.support.wait import WebDriverWait
     find = lambda css: browser.find_element("css selector", css)
-    browser.get(PAGE.as_uri())
-    find(f"#presets button:nth-child({question})").click()
+    browser.get("about:blank")
+    browser.get(f"{PAGE.as_uri()}#question={question}")
     find("#options button").click()
     WebDriverWait(browser, 60).until(lambda _: "You predicted" in find("#answer").text)
     assert find("#answer").text.startswith(f"It is “{outcome}”")
     assert browser.get_log("browser") == []
+
+
+@pytest.mark.slow
+def test_the_address_holds_the_setting(browser):
+    address = (f"{PAGE.as_uri()}#length=240&miniBatches=8&prompts=32&passRate=0.5&firstSeed=9"
+               "&optimizer=sgd&arm1=gspo_0.2_0.002&arm2=w_0.3_0&arm3=wide_0.1_0.05")
+    browser.get("about:blank")
+    browser.get(address)
+    assert browser.current_url == address

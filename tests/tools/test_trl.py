@@ -2,6 +2,7 @@
 python -m pytest tests/tools/test_trl.py"""
 
 import re
+from dataclasses import fields
 from types import SimpleNamespace
 
 import pytest
@@ -9,7 +10,7 @@ from transformers import AutoTokenizer
 
 from models import saved
 from plumbing.data.tasks import prepare_task
-from session.arguments import parse
+from session.arguments import Settings, parse
 from tiny_run import ROOT, SUMS, jsonl
 from tools import export
 
@@ -71,6 +72,10 @@ SAYS = {  # flags: the fields that are printed, or the flags that a comment name
         ["per_device_train_batch_size=8", "gradient_accumulation_steps=4",
          "steps_per_generation=8"],
     "--mask_truncated_completions --beta 0.1": ["mask_truncated_completions=True", "beta=0.1"],
+    "--reward_weights 2 --chat_template_kwargs a=1": ["reward_weights=[2.0]", "{'a': 1}"],
+    "--algorithm grpo --entropy_quantile 0.75": ["top_entropy_quantile=0.25"],
+    "--algorithm sapo --constants tau_negative=3": ["sapo_temperature_neg=3,"],
+    "--router_aux_loss_coef 0.1": ["router_aux_loss_coef=0.1", "tf32=False"],
     "--stop a b": ["# ", "stop"], "--use_peft --lora_r 3": ["# ", "use_peft, lora_r"],
     "--beta 0.1 --use_kl_in_reward": ["# ", "use_kl_in_reward"],
     "--algorithm gmpo": ["# ", "algorithm"], "--beta 1 --kl_estimator k2": ["# ", "kl_estimator"],
@@ -83,6 +88,12 @@ def test_what_trl_has_is_in_its_config_and_what_it_lacks_is_named(line, printed)
     assert [words for words in SAYS[line] if words not in text] == []
     assert text.startswith("#") == (SAYS[line][0] == "# ")
     trl_config(text, use_cpu=True)
+
+
+def test_a_flag_that_trl_has_by_the_same_name_is_translated():
+    from trl import GRPOConfig
+    names = {f.name for f in fields(GRPOConfig)} & {f.name for f in fields(Settings)}
+    assert names - {*export.SAME, *export.READ} == {"output_dir", "save_steps", "eval_steps"}
 
 
 def documented():

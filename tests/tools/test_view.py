@@ -4,6 +4,7 @@
     python -m pytest tests/tools/test_view.py -m slow         the page, in a headless chromium
 """
 
+import itertools
 import json
 import math
 import re
@@ -16,6 +17,7 @@ import torch
 
 from eval import main
 from losses import OBJECTIVES, policy_loss, token_weights, with_options
+from plumbing.data.task import Task
 from rollout import Rollout, Scores
 from routes import Pass
 from session.metrics import group_record
@@ -54,7 +56,8 @@ def group(seed=0):
     rewards = (advantages > 0).float()                                                   # [G]
     old_routes, new_routes = (Pass(torch.randint(4, (L, G, T, K), generator=g),
                                    torch.randn(L, G, T, 4, generator=g)) for _ in range(2))
-    mini = Batch(rollout, [None] * G, rewards[:, None], old, rewards, advantages,
+    task = Task("", [], [], None)
+    mini = Batch(rollout, [None] * G, rewards[:, None], old, task, (3e-4, 4e-4), advantages,
                  routes=old_routes)
     return mini, Scores(new, None, None, routes=new_routes)
 
@@ -66,11 +69,12 @@ def record(step=1, seed=0, per_token=None, **more):
     mini.step = step
     if per_token is not None:
         mini.advantages = mini.advantages[:, None] * per_token                           # [G, T]
-    learner = SimpleNamespace(tokenizer=Words(), features=SimpleNamespace(
-        hooks={"tokens": [lambda rollout: more]}))
+    settings = SimpleNamespace(row=OBJECTIVES["gspo"])
+    learner = SimpleNamespace(tokenizer=Words(), hooks={"tokens": [lambda rollout: more]},
+                              settings=settings)
     errors = dict(zip(mini.rollout.texts, [None, 1, 2, 3, 4, None]))
-    task = SimpleNamespace(first_error=lambda text, problem: errors[text])
-    return group_record(mini, new, learner, task)
+    mini.task.first_error = lambda text, problem: errors[text]
+    return group_record(mini, new, learner)
 
 
 def factors(seed):
@@ -79,8 +83,8 @@ def factors(seed):
     return weights * (weights > 0.6)
 
 
-def write_run(folder, groups, **settings):
-    """A run folder with these groups."""
+def write_run(folder, groups, ranges=(), **settings):
+    """A run folder with these groups. ranges: the clip range in the line of each batch."""
     folder.mkdir()
     write(folder / "config.json", json.dumps({
         "algorithm": "gspo", "reduction": "sequence-mean", "epsilon": 3e-4, "epsilon_high": 4e-4,
@@ -88,7 +92,9 @@ def write_run(folder, groups, **settings):
     curve = {"pass_rate": 0.5, "clip_low": 0.1, "clip_high": 0.2, "log_s_var": 1e-4,
              "flip_rate": None}
     jsonl(folder / "tokens.jsonl", groups)
-    jsonl(folder / "metrics.jsonl", [{"step": group["step"], **curve} for group in groups])
+    own = itertools.chain(ranges, itertools.repeat({}))
+    jsonl(folder / "metrics.jsonl",
+          [{"step": group["step"], **curve, **one} for group, one in zip(groups, own)])
     return folder
 
 
@@ -144,7 +150,8 @@ def shown_runs(page):
     found = re.findall(r"<(style|script)\b[^>]*>(.*?)</\1>", page.read_text(encoding="utf-8"), re.S)
     assert [tag for tag, _ in found] == ["style", "script", "script"]
     assert "<" not in found[1][1]
-    return json.loads(found[1][1])["runs"]
+    records = map(json.loads, found[1][1].splitlines())
+    return [record for record in records if "groups" in record]
 
 
 def test_hostile_text_stays_data_and_numbers_that_are_not_finite_become_null(tmp_path, capsys):
@@ -237,8 +244,8 @@ def page(browser, two_runs):
 @pytest.fixture
 def show(page, tmp_path):
     """show(groups, flag=value) opens the page of one run with these groups."""
-    def opened(groups, **arguments):
-        page.open(write_page(write_run(tmp_path / "run", groups, **arguments)))
+    def opened(groups, *ranges, **arguments):
+        page.open(write_page(write_run(tmp_path / "run", groups, *ranges, **arguments)))
     return opened
 
 
@@ -318,6 +325,18 @@ def test_with_advantages_per_token_only_ratios_per_token_are_offered(page, show)
 
 
 @pytest.mark.slow
+def test_a_batch_is_shown_with_its_own_clip_range_and_the_constants_of_the_run(page, show):
+    """An end that is null is open."""
+    show([record(1), record(2)], [{"epsilon": .1, "epsilon_high": .2},
+                                  {"epsilon": .3, "epsilon_high": None}], constants={"c": 3})
+    page.js("goTo(1)")
+    assert page.says() == ["gspo", 1, .1, .2]
+    assert page.js("return state.panels[0].row.constants") == {"c": 3}
+    page.press("n")
+    assert page.js("return state.panels[0].epsilonHigh === Infinity") and page.says()[2] == .3
+
+
+@pytest.mark.slow
 def test_one_key_turns_grpo_into_gspo_and_others_move_through_the_run(page):
     theme = lambda: page.js("return document.documentElement.dataset.theme")
     assert [page.says(panel)[0] for panel in (0, 1)] == ["gspo", "grpo"]
@@ -357,13 +376,13 @@ EDGES = ("const box = document.querySelector(arguments[0]).getBoundingClientRect
 @pytest.mark.slow
 @pytest.mark.parametrize("width, height", [(390, 844), (1400, 900)])
 def test_the_page_fits_a_phone_and_a_desk(page, browser, width, height):
-    """A token to drag is above the fold, the runs' first token on the screen below their title, and
-    nothing under the bar at the bottom, which describes a token in up to six lines."""
+    """The run's first token is on the screen below its title, the tokens to drag come after it, and
+    nothing is under the bar at the bottom, which describes a token in up to six lines."""
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", {
         "width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 700})
     browser.refresh()
     assert page.js("return document.querySelector('.page').scrollWidth") <= width
-    assert 0 < page.js(EDGES, ".handle")[0] < 0.8 * height
+    assert page.js(EDGES, ".handle")[0] > page.js(EDGES, "#panels")[1]
     assert 0 < page.js(EDGES, ".answer .token")[0] - page.js(EDGES, "header h1")[0] < 0.8 * height
     page.js("document.querySelector('.answer .token').focus()")
     bar, scrolled = (page.js(EDGES, name) for name in (".inspector", ".page"))
@@ -450,35 +469,3 @@ def test_a_challenge_is_solved_by_moves_and_not_by_its_beginning(page):
             move_by_mouse(page, token, logw)
         assert solved(page) == [j <= k for j in range(4)], k
     assert "4 of 4 solved" in page.find("#solved").text
-
-
-@pytest.mark.slow
-def test_on_a_phone_the_verdict_stays_in_sight_and_the_rows_stay_where_they_are(page, browser):
-    """While a token of the last response is dragged until its question is solved."""
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", {
-        "width": 390, "height": 844, "deviceScaleFactor": 1, "mobile": True})
-    page.js("document.getElementById('challenge3').click()")
-    [(token, logw)] = CHALLENGES[3]
-    rows = lambda: page.js("return [...document.querySelectorAll('.response, .cell, .grid .place')]"
-                           ".map(row => row.getBoundingClientRect().top"
-                           " - document.getElementById('dragtitle').getBoundingClientRect().top)")
-    before = rows()
-    move_by_mouse(page, token, logw)
-    assert solved(page)[3] and rows() == pytest.approx(before)
-    top, bottom = page.js(EDGES, "#solved")
-    assert -6 <= top < bottom < page.js(EDGES, "#drag3-1")[0]
-
-
-@pytest.mark.slow
-def test_no_text_is_below_12_pixels_and_no_control_below_24(page, browser):
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", {
-        "width": 390, "height": 844, "deviceScaleFactor": 1, "mobile": True})
-    page.js("document.querySelector('.help').open = true; flip('everywhere')")
-    assert not page.js(
-        "return [...document.querySelectorAll('.page *')].filter(x => x.textContent.trim()"
-        " && parseFloat(getComputedStyle(x).fontSize) < 12).map(x => x.className)")
-    assert not page.js(
-        "const controls = 'button, select, input, summary, .handle, .token[id]';"
-        "return [...document.querySelectorAll(controls)]"
-        ".map(x => [x.id, x.getBoundingClientRect()])"
-        ".filter(([id, box]) => Math.min(box.width, box.height) < 24)")

@@ -86,6 +86,7 @@ function drawControls(p, panel, groups) {
     make("output", "", short(here[key]), slider.parentElement);
     slider.addEventListener("input", () => {
       here[key] = Number((10 ** slider.value).toPrecision(3));
+      here.byHand = true;
       redraw();
     });
   }

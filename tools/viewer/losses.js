@@ -22,10 +22,11 @@ function known(row) {
 const clamp = (x, low, high) => Math.min(Math.max(x, low), high);
 const count = mask => mask.reduce((a, b) => a + b, 0);
 
-// The clip range [low, high] of an objective, null if it has none.
+// The clip range [low, high] of an objective, null if it has none. An end that is null is open.
 function clipRange(row, epsilon, epsilonHigh) {
   if (row.epsilon === null) return null;
-  return AROUND_0.includes(row.clip) ? [-epsilon, epsilonHigh] : [1 - epsilon, 1 + epsilonHigh];
+  const center = AROUND_0.includes(row.clip) ? 0 : 1;
+  return [center - (epsilon ?? Infinity), center + (epsilonHigh ?? Infinity)];
 }
 
 // Response i: log w per token (0 outside the mask), their sum and mean log s, |y|.

@@ -1,6 +1,10 @@
 // The page. Everything a run saved is untrusted: it is shown by textContent and nothing else.
 
-const DATA = JSON.parse(document.getElementById("data").textContent), RUNS = DATA.runs;
+// A line of the data is a row of losses.OBJECTIVES, or a run.
+const RECORDS = document.getElementById("data").textContent.split("\n").map(line => JSON.parse(line));
+const RUNS = RECORDS.filter(record => record.groups);
+const DATA = {objectives: Object.fromEntries(
+  RECORDS.filter(record => !record.groups).map(row => [row.name, row]))};
 const STEPS = [...new Set(RUNS.flatMap(run => run.groups.map(group => group.step)))]
   .sort((a, b) => a - b);
 const CURVES = [         // title, value from a line of metrics.jsonl, top of the axis (if fixed)
@@ -79,19 +83,30 @@ function firstStep() {
   if (!usable(run).includes(run.objective)) return STEPS[0];
   const fromHalf = group => {
     const results = group.mask.flatMap(
-      (_, i) => scaleGradient(row, group, i, run.epsilon, run.epsilon_high, run));
+      (_, i) => scaleGradient(row, group, i, ...runRange(run, row, group.step), run));
     const removed = results.filter(r => r.removed).length / count(group.mask.flat());
     return Math.abs(removed - 0.5) + isDead(group);
   };
   return run.groups.reduce((a, b) => fromHalf(b) < fromHalf(a) ? b : a).step;
 }
 
-// Show an objective in panel p, with the run's clip range if it is the run's own objective, else
-// with the clip range of its paper.
+// [epsilon, epsilon high] of a run's batch under its own objective. metrics.jsonl has those of every
+// batch, null for an open end; of older runs config.json has one that was set.
+function runRange(run, row, step) {
+  const batch = run.curves.find(c => c.step === step);
+  if (row.epsilon === null) return [null, null];
+  if (batch && "epsilon" in batch) return [batch.epsilon, batch.epsilon_high].map(x => x ?? Infinity);
+  return missing(run.epsilon) ? [row.epsilon, row.epsilon_high] : [run.epsilon, run.epsilon_high];
+}
+
+// Show an objective in panel p: the run's own with the constants and the clip range of the run's
+// batch, others with those of their papers.
 function choose(p, name) {
-  const run = RUNS[p], row = DATA.objectives[name], own = name === run.objective && run.epsilon;
-  Object.assign(state.panels[p], {name, row, epsilon: own ? run.epsilon : row.epsilon,
-                                  epsilonHigh: own ? run.epsilon_high : row.epsilon_high});
+  const run = RUNS[p], paper = DATA.objectives[name], own = name === run.objective;
+  const row = {...paper, constants: {...paper.constants, ...(own ? run.constants : null)}};
+  const [epsilon, epsilonHigh] = own ? runRange(run, row, state.step)
+    : [row.epsilon, row.epsilon_high];
+  Object.assign(state.panels[p], {name, row, epsilon, epsilonHigh, byHand: false});
 }
 
 // ------------------------------------------------------------------------------------ the curves
@@ -152,6 +167,7 @@ function redraw(focused = document.activeElement?.id) {
 
 function goTo(step) {
   state.step = step;
+  state.panels.forEach((here, p) => { if (!here.byHand) choose(p, here.name); });
   redraw();
 }
 
@@ -164,6 +180,7 @@ function everyPanel(act) {
 
 function widen(by) {
   everyPanel((p, here) => {
+    here.byHand = true;
     for (const key of ["epsilon", "epsilonHigh"]) {
       if (here[key] !== null) here[key] = Number(clamp(here[key] * by, 1e-5, 2).toPrecision(3));
     }
@@ -223,6 +240,7 @@ for (const x of [-1, -0.1, -0.01, -0.001, 0, 0.001, 0.01, 0.1, 1]) {
 }
 make("b", "", "more likely", byId("scale"));
 byId("panels").classList.toggle("two", RUNS.length > 1);
+if (byId("runs").open) byId("runs").parentElement.prepend(byId("runs"));   // one's own come first
 RUNS.forEach((_, p) => {
   attributes(make("section", "panel", null, byId("panels")), {"aria-labelledby": `run${p}`});
 });

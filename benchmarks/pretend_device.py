@@ -1,23 +1,16 @@
-"""A GPU that is not there: torch code on a CPU-only build as if on cuda:0, and what a GPU would do.
+"""A GPU that is not there: the memory of torch code as if on cuda:0, on a CPU-only build.
 
     from pretend_device import gpu            # BEFORE torch is imported; needs g++ once
     with gpu:
         with gpu.phase("name"):
             ...
-    gpu.peak["name"]
+    gpu.peak["name"]                          # bytes
 
 Tensors on "cuda" are wrapper subclasses that say cuda:0, so that torch's own C++ (autograd engine,
-autocast, composite ops, Module.to, optimizers) takes its CUDA branches; a TorchDispatchMode
-computes their values on the CPU. It finds:
-
-    device mismatch   RuntimeError where CUDA and CPU tensors meet (legal mixtures pass, as on CUDA)
-    peak              per phase: live bytes of CUDA storages, and the masks that attention converts;
-                      without the allocator's rounding, cuBLAS workspaces and fragments
-
-gpu.shapes = True moves floating-point tensors to "meta": only shapes are computed, so that an
-update of a 3 B model takes seconds and no memory; values that follow from weights are not there.
-Not covered: kernels' numerics, alignment and speed, waits of the host, torch.compile, CUDA graphs,
-several GPUs.
+autocast, composite ops, Module.to, optimizers) takes its CUDA branches; a TorchDispatchMode counts
+the live bytes of their storages, and the masks that attention converts. Floating-point tensors are
+on "meta": only shapes are computed, so that an update of a 3 B model takes seconds and no memory.
+Not covered: the allocator's rounding, cuBLAS workspaces, fragments, errors of device.
 """
 
 import contextlib
@@ -30,7 +23,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import threading
 import weakref
 from collections import Counter
 from pathlib import Path
@@ -65,13 +57,9 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 aten, CUDA, CPU = torch.ops.aten, torch.device("cuda", 0), torch.device("cpu")
 
-INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index"}
-STRICT = {"mm", "bmm", "addmm", "baddbmm", "cat", "stack", "index_select", "gather", "scatter",
-          "embedding", "searchsorted", "_grouped_mm", "isin"}  # not even 0-dim CPU tensors pass
-
 
 class Pretend(torch.Tensor):
-    """A tensor that says it is on cuda:0; its numbers are in .elem, on the CPU (or on meta)."""
+    """A tensor that says it is on cuda:0; its shape is that of .elem, on meta or on the CPU."""
 
     @staticmethod
     def __new__(cls, elem):
@@ -88,28 +76,8 @@ class Pretend(torch.Tensor):
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
         return gpu.dispatch(func, args, kwargs or {})
 
-    def __repr__(self, **_):
-        return f"Pretend({list(self.shape)}, {self.dtype}, cuda:0)"
-
     def tolist(self):
         return self.elem.tolist()
-
-    def __deepcopy__(self, memo):
-        if id(self) not in memo:
-            new = self.detach().clone()
-            if isinstance(self, torch.nn.Parameter):
-                new = torch.nn.Parameter(new, self.requires_grad)
-            memo[id(self)] = new
-        return memo[id(self)]
-
-    def __reduce_ex__(self, protocol):                       # saved as a CPU tensor
-        return self.elem.detach().__reduce_ex__(protocol)
-
-    def untyped_storage(self):
-        return self.elem.untyped_storage()
-
-    def data_ptr(self):
-        return self.elem.data_ptr()
 
     @property
     def data(self):
@@ -143,6 +111,10 @@ def tree_map(change, x):
     return {k: tree_map(change, v) for k, v in x.items()} if isinstance(x, dict) else x
 
 
+def to_meta(x, dtype=None):
+    return torch.empty_strided(x.size(), x.stride(), dtype=dtype or x.dtype, device="meta")
+
+
 def in_engine():
     """Whether autograd's engine asks, and no Python code of a backward. The engine adds up what
     flows into a node in place, but not for subclasses such as ours."""
@@ -155,8 +127,7 @@ def in_engine():
 class Gpu(TorchDispatchMode):
     def __init__(self):
         super().__init__()
-        self.sm, self.shapes, self.ready = 90, False, False
-        self.phases, self.live, self.now, self.lock = ["-"], {}, 0, threading.RLock()
+        self.ready, self.phases, self.live, self.now = False, ["-"], {}, 0
         self.reset()
 
     def reset(self):
@@ -174,24 +145,22 @@ class Gpu(TorchDispatchMode):
     def track(self, wrapper):
         storage = wrapper.elem.untyped_storage()
         key, nbytes, name = storage._cdata, storage.nbytes(), self.phases[-1]
-        with self.lock:
-            if key not in self.live:
-                self.live[key] = [0, nbytes, set()]
-                self.now += nbytes
-                self.peak[name] = max(self.peak[name], self.now)
-            entry = self.live[key]
-            entry[0] += 1
-            entry[2].add(weakref.ref(wrapper, functools.partial(self.free, key)))
+        if key not in self.live:
+            self.live[key] = [0, nbytes, set()]
+            self.now += nbytes
+            self.peak[name] = max(self.peak[name], self.now)
+        entry = self.live[key]
+        entry[0] += 1
+        entry[2].add(weakref.ref(wrapper, functools.partial(self.free, key)))
 
     def free(self, key, ref):
-        with self.lock:
-            entry = self.live.get(key)
-            if entry and ref in entry[2]:
-                entry[2].discard(ref)
-                entry[0] -= 1
-                if entry[0] == 0:
-                    self.now -= entry[1]
-                    del self.live[key]
+        entry = self.live.get(key)
+        if entry and ref in entry[2]:
+            entry[2].discard(ref)
+            entry[0] -= 1
+            if entry[0] == 0:
+                self.now -= entry[1]
+                del self.live[key]
 
     # -------------------------------------------------------------------------------- dispatch
 
@@ -199,27 +168,23 @@ class Gpu(TorchDispatchMode):
         return self.dispatch(func, args, kwargs or {})
 
     def dispatch(self, func, args, kwargs):
-        flat = leaves(args) + leaves(kwargs)
-        mine = [x for x in flat if on_gpu(x)]
+        mine = [x for x in leaves(args) + leaves(kwargs) if on_gpu(x)]
         device = kwargs.get("device")
         device = None if device is None else torch.device(device)
         if not mine and (device is None or device.type != "cuda"):
             return func(*args, **kwargs)                     # all on the CPU
         with _disable_current_modes():
             name = func._schema.name.split("::")[1]
-            return self.run(func, name, args, dict(kwargs), flat, mine, device)
+            return self.run(func, name, args, dict(kwargs), mine, device)
 
-    def run(self, func, name, args, kwargs, flat, mine, device):
+    def run(self, func, name, args, kwargs, mine, device):
         if name == "_to_copy":
             return self.to_copy(args[0], kwargs, device)
         if name == "copy_":
-            return self.copy(func, *args[:2])
+            func(*(x.elem if on_gpu(x) else x for x in args[:2]))
+            return args[0]
         if name == "_local_scalar_dense":
             return args[0].elem.item()
-        self.check_devices(name, args, [x for x in flat if not on_gpu(x)])
-        generator = kwargs.get("generator")
-        if generator is not None and generator.device.type == "cpu":
-            raise RuntimeError("Expected a 'cuda' device type for generator but found 'cpu'")
         if device is not None:
             kwargs["device"] = CPU
         to_gpu = device is None or device.type == "cuda"
@@ -227,16 +192,9 @@ class Gpu(TorchDispatchMode):
         unwrap = lambda x: x.elem if on_gpu(x) else x
         if meta:
             out = self.on_meta(func, name, args, kwargs)
-        elif name == "histc":                                # a CPU has it for floats only
-            out = func(args[0].elem.float(), *args[1:], **kwargs).to(args[0].dtype)
-        elif name in ("_softmax", "_log_softmax") and args[2]:          # float16 to float32 at once
-            out = func(args[0].elem.float(), args[1], False)
-        elif name.endswith("softmax_backward_data") and args[3] == torch.float16:
-            grad, found = (x.elem.float() for x in args[:2])
-            out = func(grad, found, args[2], torch.float32).to(args[3])
         else:
             out = func(*tree_map(unwrap, args), **tree_map(unwrap, kwargs))
-        if name == "add" and self.shapes and len(mine) == 2 and in_engine() and args[0].dim() == 2:
+        if name == "add" and len(mine) == 2 and in_engine() and args[0].dim() == 2:
             return Pretend(args[0].elem)                     # gradients of a weight, added in place
         mutable, back = func._schema.is_mutable, {id(x.elem): x for x in mine}
 
@@ -244,48 +202,22 @@ class Gpu(TorchDispatchMode):
             known = None if func.is_view else back.get(id(x))
             return known if known is not None else Pretend(x) if to_gpu else x
         if mutable and not func._schema.returns:
-            result = out
-        elif meta and mutable and name.endswith("_"):
-            result = args[0]
-        else:
-            result = tree_map(wrap, out)
-        return result
+            return out
+        return args[0] if meta and mutable and name.endswith("_") else tree_map(wrap, out)
 
     def to_copy(self, x, kwargs, device):
         kwargs = {k: v for k, v in kwargs.items() if k not in ("pin_memory", "device")}
-        from_gpu = on_gpu(x)
-        to_gpu = from_gpu if device is None else device.type == "cuda"
-        elem, dtype = x.elem if from_gpu else x, kwargs.get("dtype") or x.dtype
-        if from_gpu and not to_gpu:
+        to_gpu = on_gpu(x) if device is None else device.type == "cuda"
+        elem, dtype = x.elem if on_gpu(x) else x, kwargs.get("dtype") or x.dtype
+        if on_gpu(x) and not to_gpu:
             return aten._to_copy.default(elem, **kwargs)
-        if not from_gpu:
-            big = self.shapes and x.is_floating_point() and x.numel() >= 1024
-            if big or elem.device.type == "meta":
-                new = torch.empty_strided(x.size(), x.stride(), dtype=dtype, device="meta")
-                return Pretend(new)
+        big = x.is_floating_point() and x.numel() >= 1024
+        if not on_gpu(x) and (big or elem.device.type == "meta"):
+            return Pretend(to_meta(x, dtype))
         return Pretend(aten._to_copy.default(elem, **kwargs))
-
-    def copy(self, func, target, source):
-        func(*(x.elem if on_gpu(x) else x for x in (target, source)))
-        return target
-
-    def check_devices(self, name, args, theirs):
-        """As CUDA does: 0-dim CPU tensors pass in pointwise ops, CPU indices pass in indexing."""
-        if name in INDEXING and theirs:
-            values = leaves([args[0], args[2] if len(args) > 2 else None])
-            outside = [x for x in values if not on_gpu(x) and x.dim()]
-            if not outside and on_gpu(args[0]):
-                return
-            theirs = outside or theirs
-        if wrong := [list(x.shape) for x in theirs if x.dim() or name in STRICT]:
-            raise RuntimeError("Expected all tensors to be on the same device, but found at least "
-                               f"two devices, cuda:0 and cpu! (aten.{name}: {wrong} on the CPU)")
 
     def on_meta(self, func, name, args, kwargs):
         """Only shapes; changing a real tensor in place is left out."""
-        def to_meta(x):
-            return torch.empty_strided(x.size(), x.stride(), dtype=x.dtype, device="meta")
-
         def unwrap(x):
             elem = x.elem if on_gpu(x) else x
             return elem if elem.device.type == "meta" else to_meta(elem)
@@ -303,30 +235,22 @@ class Gpu(TorchDispatchMode):
     def __enter__(self):
         if not self.ready:
             self.ready = True
-            patch(self)
+            patch()
             torch.autograd.set_multithreading_enabled(False)  # a thread that outlives Python aborts
         return super().__enter__()
 
 
-def patch(gpu):
+def patch():
     """What Python's part of torch asks of a device."""
-    cuda = torch.cuda
-    properties = type("Properties", (), dict(
-        name="pretended GPU", major=gpu.sm // 10, minor=gpu.sm % 10, total_memory=80 * 10**9,
-        multi_processor_count=132))()
     fixed = dict(
         is_available=True, device_count=1, current_device=0, is_initialized=True,
-        is_bf16_supported=True, memory_allocated=0, max_memory_allocated=0,
-        mem_get_info=(10**9, 80 * 10**9), get_device_capability=(gpu.sm // 10, gpu.sm % 10),
-        get_device_name="pretended GPU", set_device=None, synchronize=None, empty_cache=None,
-        reset_peak_memory_stats=None, manual_seed=None, manual_seed_all=None,
-        is_current_stream_capturing=False, _lazy_init=None, get_device_properties=properties,
-        set_rng_state=None)
+        is_bf16_supported=True, get_device_capability=(9, 0), _lazy_init=None,
+        is_current_stream_capturing=False, mem_get_info=(10**9, 80 * 10**9), set_rng_state=None)
     for name, value in fixed.items():
-        setattr(cuda, name, lambda *_, value=value, **__: value)
-    cuda.get_rng_state = lambda *_: torch.zeros(16, dtype=torch.uint8)
-    cuda._initialized = True
-    cuda.device = lambda *_: contextlib.nullcontext()
+        setattr(torch.cuda, name, lambda *_, value=value, **__: value)
+    torch.cuda.get_rng_state = lambda *_: torch.zeros(16, dtype=torch.uint8)
+    torch.cuda._initialized = True
+    torch.cuda.device = lambda *_: contextlib.nullcontext()
     torch.random.fork_rng = contextlib.contextmanager(lambda *_, **__: (yield))
     torch.inference_mode = lambda mode=True: torch.no_grad()  # its wrappers had no version counter
     torch.nn.Module._apply = apply
@@ -346,7 +270,6 @@ def patch(gpu):
     torch.tensor = tensor
     sdpa = functools.partial(attention, F.scaled_dot_product_attention)
     F.scaled_dot_product_attention = torch._C._nn.scaled_dot_product_attention = sdpa
-    torch.rms_norm = functools.partial(rms_norm, torch.rms_norm)
 
 
 def apply(module, fn, recurse=True):
@@ -371,69 +294,36 @@ def apply(module, fn, recurse=True):
     return module
 
 
-class Emulated(torch.autograd.Function):
-    """One kernel forward, a few backward, where the CPU build would run many small ops."""
+class Kernel(torch.autograd.Function):
+    """One kernel forward, one backward, where the CPU build would run many small ops."""
 
     @staticmethod
-    def forward(ctx, call, *inputs):
-        ctx.call = call
+    def forward(ctx, *inputs):
         ctx.save_for_backward(*inputs)
         with _disable_current_modes(), torch.no_grad():
-            if any(x.elem.device.type == "meta" for x in inputs):
-                return Pretend(torch.empty(inputs[0].shape, dtype=inputs[0].dtype, device="meta"))
-            return Pretend(call(*(x.elem for x in inputs)))
+            return Pretend(torch.empty(inputs[0].shape, dtype=inputs[0].dtype, device="meta"))
 
     @staticmethod
     def backward(ctx, grad):
-        inputs = ctx.saved_tensors
         with _disable_current_modes():
-            if any(x.elem.device.type == "meta" for x in (*inputs, grad)):
-                grads = [torch.empty(x.shape, dtype=x.dtype, device="meta") for x in inputs]
-            else:
-                with torch.enable_grad():
-                    own = [x.elem.detach().requires_grad_(x.is_floating_point()) for x in inputs]
-                    used = [x for x in own if x.requires_grad]
-                    grads = torch.autograd.grad(ctx.call(*own), used, grad.elem, allow_unused=True)
-            grads = [None if g is None else Pretend(g) for g in grads]
-            return None, *grads, *[None] * (len(inputs) - len(grads))
+            return (*(Pretend(torch.empty(x.shape, dtype=x.dtype, device="meta"))
+                      for x in ctx.saved_tensors),)
 
 
-def attention(plain, query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None,
-              enable_gqa=False):
-    tensors = [x for x in (query, key, value, attn_mask) if x is not None]
-    if not any(map(on_gpu, tensors)):
-        return plain(query, key, value, attn_mask, dropout_p, is_causal, scale=scale,
-                     enable_gqa=enable_gqa)
-    if not all(map(on_gpu, tensors)):
-        raise RuntimeError("Expected all tensors to be on the same device (attention)")
+def attention(plain, query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, **options):
+    if not on_gpu(query):
+        return plain(query, key, value, attn_mask, dropout_p, is_causal, **options)
     if torch.is_autocast_enabled("cuda"):                    # attention is in its list
         dtype = torch.get_autocast_dtype("cuda")
         query, key, value = (x.to(dtype) for x in (query, key, value))
         if attn_mask is not None and attn_mask.is_floating_point():
             attn_mask = attn_mask.to(dtype)
-    kinds = {x.dtype for x in (query, key, value)}
-    if len(kinds) > 1 or attn_mask is not None and attn_mask.dtype not in (torch.bool, query.dtype):
-        raise RuntimeError(f"attention: dtypes {kinds}, mask {attn_mask and attn_mask.dtype}")
     if attn_mask is not None and attn_mask.dtype == torch.bool:  # as CUDA converts it, each time
         bias = torch.zeros(attn_mask.shape, dtype=query.dtype, device=query.device)
         attn_mask = bias.masked_fill_(~attn_mask, torch.finfo(query.dtype).min)
     mask = () if attn_mask is None else (attn_mask,)
-
-    def call(q, k, v, m=None):
-        return plain(q, k, v, m, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa)
     with torch.autocast("cuda", enabled=False):
-        return Emulated.apply(call, query, key, value, *mask)
-
-
-def rms_norm(plain, input, normalized_shape, weight=None, eps=None):
-    if not on_gpu(input) or weight is None:
-        return plain(input, normalized_shape, weight, eps)
-    if torch.is_autocast_enabled("cuda"):                    # in autocast's list of float32
-        input, weight = input.float(), weight.float()
-    if input.dtype != weight.dtype:
-        return plain(input, normalized_shape, weight, eps)
-    call = lambda x, w: plain(x, normalized_shape, w, eps)
-    return Emulated.apply(call, input, weight)
+        return Kernel.apply(query, key, value, *mask)
 
 
 gpu = Gpu()
