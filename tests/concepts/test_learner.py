@@ -33,3 +33,7 @@ def test_a_documented_advantage_trains(tmp_path, cold_start):
         flags = [*TINY, "--steps", "2", "--warmup_steps", "0", "--output_dir", f"runs/{name}"]
         python(*command, *flags, cwd=code)
         assert all(record["grad_norm"] > 0 for record in metrics(code / "runs" / name))
+    exact = ("import torch, advantages\n"
+             "r = torch.tensor([.1] * 6 + [0.] * 6 + [1., 1, 1, 0, 0, 0]).double()\n"
+             "assert advantages.maxrl(r, 6).tolist() == [0] * 12 + [1, 1, 1, -1, -1, -1]")
+    python("-c", exact, cwd=code)

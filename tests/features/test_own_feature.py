@@ -1,4 +1,4 @@
-"""What CONTRIBUTING.md has a reader write for a feature, and for an advantage with an option.
+"""What CONTRIBUTING.md has a reader write for a feature.
 
 python -m pytest -m slow tests/features/test_own_feature.py
 """
@@ -7,7 +7,6 @@ import json
 import re
 
 import pytest
-import torch
 
 from tiny_run import TINY, documented, metrics, program, python
 
@@ -89,30 +88,3 @@ def test_its_term_is_that_of_all_right_responses_those_of_zero_variance_groups_t
     assert 0 < equal < groups, "zero-variance groups with right responses, and others"
     for ours, loop in (found["term"], found["norm"]):
         assert ours == pytest.approx(loop, rel=1e-4)
-
-
-@pytest.mark.slow
-def test_a_documented_advantage_reads_the_flag_of_a_feature(cold_start, tmp_path):
-    """The first batch's advantages, from the rewards in its records, by torch's quantile of each
-    group; and the flag without the advantage is refused by the framework."""
-    section, (function, text, lines, command) = documented("An advantage with an option")
-    function, row = function.split("\n\n")
-    home = program(tmp_path / "program", cold_start)
-    path, = re.findall(r"^`(features/\S+)`", section, re.M)
-    (home / path).write_text(text + "\n", encoding="utf-8")
-    source = (home / "advantages.py").read_text(encoding="utf-8")
-    source = source.replace("ADVANTAGES = {", f"{function}\n\n\nADVANTAGES = {{\n    {row}", 1)
-    (home / "advantages.py").write_text(source, encoding="utf-8")
-    with open(home / "features/__init__.py", "a", encoding="utf-8") as listed:
-        listed.write(f"\n{lines}\n")
-    _, *words = command.split()
-    python(*words, *TINY, "--save_minibatches", cwd=home)
-    batch = json.loads((home / words[-1] / "minibatches.jsonl").read_text("utf-8").splitlines()[0])
-    groups = [mini[i:i + 4] for mini in batch["minibatches"] for i in range(0, len(mini), 4)]
-    for group in groups:
-        rewards = torch.tensor([response["reward"] for response in group])
-        expected = rewards - rewards.quantile(0.75)
-        assert [response["advantage"] for response in group] == pytest.approx(expected.tolist())
-    assert any(response["advantage"] for group in groups for response in group)
-    refused = python(*words[:1], *words[3:], cwd=home, code=2)
-    assert refused.stderr.startswith("--quantile 0.75 needs --advantage over_quantile")

@@ -42,8 +42,7 @@ REASONS = {
     "python tests/": "makes the checkpoint and its data, or simulates a GPU",
     "--sampler vllm": "an environment of its own: tests/features/test_vllm_engine.py",
     "judge.py:judge": "a server: tests/data/test_documented.py",
-    "--advantage over_quantile": "tests/features/test_own_feature.py writes the file and runs it",
-    "--advantage over_median": "tests/concepts/test_learner.py writes the row and runs it",
+    "--advantage maxrl": "tests/concepts/test_learner.py writes the row and runs it",
     "--imitation_coef": "tests/features/test_own_feature.py writes the file and runs it",
 }
 RUN = [(document, line) for document, line in COMMANDS if not any(what in line for what in REASONS)]

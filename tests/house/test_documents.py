@@ -15,15 +15,14 @@ from eval import make_parser
 from losses import OBJECTIVES
 from session.arguments import ALGORITHMS, Settings, parse, parse_flags
 
-EXAMPLES = {"over_median", "over_quantile", "--imitation_coef", "features/imitation.py",
-            "features/quantile.py"}                          # CONTRIBUTING's
+EXAMPLES = {"maxrl", "--imitation_coef", "features/imitation.py"}       # CONTRIBUTING's
 CONTRIBUTING = DOCUMENTS[".github/CONTRIBUTING.md"]
 CODE = PROGRAM | ABOVE
 every_document = pytest.mark.parametrize("name", DOCUMENTS)
 
 # flags of torchrun, pip and Chromium, and what stands for any flag
 OTHERS = {*"""help nproc_per_node no-deps exclude index-url headless no-sandbox hide-scrollbars
-    flag name imitation_coef quantile format no_chat_template clip drift flips game""".split()}
+    flag name imitation_coef format no_chat_template clip drift flips game""".split()}
 
 
 # -------------------------------------------------------------------------------- files and links
