@@ -171,7 +171,7 @@ def decides(found):
         seen = Seen(name, found)
         for rule in seen.question.rules.values():
             (_, one, setting, of), *rest = split_terms(rule.of)
-            if not rule.predicted or one.startswith("w,"):
+            if not rule.predicted or one.startswith("w,") or not seen.numbers[rule.of]["seeds"]:
                 continue
             other = rest[0][1]
             both = lambda show: "/".join(show(arm) for arm in (one, other))

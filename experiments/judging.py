@@ -126,11 +126,10 @@ def contrast(question, runs, rule):
 
 # ------------------------------------------------------------------------------------- verdicts
 
-def judge(question, runs, lacking):
+def judge(question, runs):
     """{rule: dict(mean, low, high, seeds, levels, verdict, p)}, without a mean where no seed is
     comparable. levels: the mean of each term. p: of a difference, that of "it is not 0", by Holm
-    over the question's rules about the same figure. lacking: how many runs of its plan are missing;
-    until there are none, all is undecided."""
+    over the question's rules about the same figure; one that has not run yet counts as p = 1."""
     found = {}
     for name, rule in question.rules.items():
         pairs = contrast(question, runs, rule)
@@ -141,9 +140,11 @@ def judge(question, runs, lacking):
             number |= zip(("mean", "low", "high"), intervals.interval(sample, rule.alpha))
             number["levels"] = [abs(intervals.mean(term)) for term in zip(*pairs.values())]
         if not rule.reported:
-            number["verdict"] = ("undecided" if lacking or not sample else
-                                 intervals.compare(sample, rule.level, rule.least, rule.alpha))
-            number["p"] = intervals.p_zero(sample) if len(sample) > 1 else None
+            number["p"] = 1.0
+            number["verdict"] = "undecided"
+        if not rule.reported and len(sample) > 1:
+            number["verdict"] = intervals.compare(sample, rule.level, rule.least, rule.alpha)
+            number["p"] = intervals.p_zero(sample)
         found[name] = number
     families = {}
     for name, rule in question.rules.items():

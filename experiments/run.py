@@ -113,7 +113,7 @@ def judged(question, runs):
     """({rule: dict}, a line about the question)."""
     lacking = len(list(missing(question, runs)))
     made = sum("refused" not in run for run in runs.values())
-    found = judging.judge(question, runs, lacking)
+    found = judging.judge(question, runs)
     return found, judging.summarize(question, found, made, lacking)
 
 

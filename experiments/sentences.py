@@ -27,23 +27,6 @@ SENTENCES = {
 
 right responses, goes from {mean default: before} to {default: after} (3 seeds):
 
-**Usual steps, one rate** ({seeds rule: GSPO against GRPO} seeds): GRPO {mean rule: GRPO: mean};
-GSPO with the paper's range {mean rule: GSPO: mean}, behind by {rule: GSPO against GRPO}; GRPO's
-weights with GSPO's drops {mean rule: w, GSPO's drops: mean}, level with GSPO. At this rate it is
-leaving out so much that costs, not the ratio. Elsewhere wide is ahead: SmolLM2 {mean counting:
-GSPO wide is ahead of GRPO}, a game {mean turns: GSPO wide against GRPO, one advantage per
-response}.
-
-ahead of the paper's, {lengths: mid against the paper's range, over three lengths}, and level with
-
-range is behind, {own_rate: GSPO against GRPO, 21 tokens} (21 tokens) and {own_rate: GSPO against
-GRPO, 61 tokens} (61); wide is level, then behind. In play.html's policy the paper's range is
-ahead then, {toy paper 24 own}: a toy predicts
-
-rate:** wide is ahead, {mean controls: GSPO wide, 8 batches old: mean} against {mean controls:
-GRPO, 8 batches old: mean} (8 batches old) and {mean controls: GSPO wide, int3: mean} against
-{mean controls: GRPO, int3: mean} (int3).
-
 on a CPU: pass@1 {mean smollm2: before} to {mean smollm2: after} in {mean smollm2: seconds} s
 
 the default run is {versus_trl} times as fast
@@ -58,6 +41,10 @@ range and {toy level w, paper's drops 24 at .05} with w and
 mean pass rate of twenty batches): GRPO {mean rule: GRPO: mean}, GSPO {mean rule: GSPO: mean}, w
 with its drops {mean rule: w, GSPO's drops: mean}, w with as many drops at random {mean rule: w,
 random drops: mean}. The weight is level: {rule: weight: GSPO against w with GSPO's drops}. Leaving
+
+s is {weight: s, no clip against w, no clip, 61 2e-4} from w, and {weight: s where wrong against
+w, no clip, 61 2e-4 (not primary)} if only responses with Â < 0 get s, {weight: s where right
+against w, no clip, 61 2e-4 (not primary)} if only
 
 s is as biased as no ratio, {toy bias s 240 usual} of |∇J| at 240 digits, w {toy bias w 240 usual}.
 *As
@@ -89,8 +76,7 @@ it is, too, {own_rate: GSPO against GRPO, 21 tokens} at 21 tokens and {own_rate:
 more: held-out pass@1 is {mean offpolicy: before: large steps} before, and at the end {other
 offpolicy: wide against GRPO, pass@1 at the end} with GRPO, {level offpolicy: wide against GRPO,
 pass@1 at the end} with wide and {level offpolicy: the paper's range against GRPO, pass@1 at the
-end} with the paper's range (32 seeds). As many samples in usual steps give {other offpolicy: GSPO
-against GRPO, usual steps, pass@1 at the end} with GRPO. With neither clipped, GSPO is
+end} with the paper's range (32 seeds). With neither clipped, GSPO is
 {offpolicy: without a clip: GSPO against GRPO} from GRPO in
 
 games at the end: {turns: GSPO wide: more games won at the end} with wide, {turns: GSPO: more
@@ -98,7 +84,7 @@ games won at the end} with the paper's
 
 with a flip moved {lesson flips move} times as far
 
-GSPO − GRPO is {depth: GSPO against GRPO, 2.8e-4}. Others saw collapses
+GSPO − GRPO is {depth: GSPO against GRPO, 2.8e-4}. [Others]
 """,
 "docs/data.md": """
 where its log-probs stay within {vllm_apart} nats of the policy's,
@@ -133,15 +119,22 @@ GSPO ends {final collapse: GSPO} above.
 """,
 "docs/evidence.md": """
 `fair` {line fair}; `weight` {line weight}; `controls_final` {line controls_final}; `pretrained`
-{line pretrained}. Until
+{line pretrained}. A contrast
 
-twenty batches) s and w are level, {rule: weight: GSPO against w with GSPO's drops}, and what
-costs is dropping .4: GSPO {rule: GSPO against GRPO}. That cost is early: held out at the end GSPO
-is {after rule: GSPO, 21 tokens, 4e-4, 12 seeds}, and as many random drops {after rule: w, random
-drops, 21 tokens, 4e-4, 12 seeds}. *Without a clip* (`weight`, 61 tokens, 2e-4, speed) s − w is
-{weight: s, no clip against w, no clip, 61 2e-4: speed}; with s only where Â < 0 it is {weight: s
-where wrong against w, no clip, 61 2e-4: speed (not primary)}, only where Â > 0 {weight: s where
-right against w, no clip, 61 2e-4: speed (not primary)}.
+all s is behind w, {weight: s, no clip against w, no clip, 61 2e-4}, and level with no ratio,
+{weight: s, no clip against no ratio, 61 2e-4}; with wide's drops for both it is behind w, {weight:
+GSPO wide against w, wide's drops, 61 2e-4}. Two
+
+were level and are wrong. With s only where Â < 0 it is {weight: s where wrong against w, no clip,
+61 2e-4 (not primary)} from w, only where Â > 0 {weight: s where right against w, no clip, 61 2e-4
+(not primary)}: as
+
+W without a clip is {weight: w, no clip against GRPO, 61 2e-4 (not primary)} from GRPO, so
+
+twenty batches): with equal drops s and w are level, {rule: weight: GSPO against w with GSPO's
+drops}, and what costs is dropping .4: GSPO {rule: GSPO against GRPO}. That cost is early: held out
+at the end GSPO is {after rule: GSPO, 21 tokens, 4e-4, 12 seeds}, and as many random drops {after
+rule: w, random drops, 21 tokens, 4e-4, 12 seeds}. *At
 
 mid with .08 is {lengths: GSPO mid against GRPO, 61 tokens} and {lengths: GSPO mid against GRPO,
 110 tokens} from GRPO, the paper's range with .3 {mean lengths: GSPO against GRPO, 61 tokens} and
