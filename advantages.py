@@ -69,11 +69,9 @@ def gdpo(parts, part_weights, group_size, unbiased=False, eps=1e-6):
     weighted sum is divided by its std over the batch (its mean is 0 already, because the mean of
     every group is 0). NaN means that a response does not have the component, which then contributes
     0. GDPO 2601.05242."""
-    if parts.dim() != 2 or parts.shape[1] != len(part_weights):
-        raise ValueError(f"parts is {list(parts.shape)}: it must be [B, {len(part_weights)}], with "
-                         "one column per weight")
     columns = [group_advantages(part, group_size, "group", unbiased, eps) for part in parts.T]
-    total = sum(weight * column for weight, column in zip(part_weights, columns))     # [B]
+    total = sum(weight * column
+                for weight, column in zip(part_weights, columns, strict=True))   # [B]
     graded = (~parts.isnan()).any(-1).sum()                                      # []
     std = (total.square().sum() / (graded - int(unbiased)).clamp(min=1)).sqrt()       # []
     return total / (std + eps)                                                   # [B]
@@ -337,9 +335,6 @@ def groups_with_signal(name, rewards, group_size, advantages):
 def overlong_penalty(lengths, max_length, cache):
     """DAPO's soft length penalty (2503.14476 eq. 13), [B], to be added to the rewards: 0 for a
     length up to max_length - cache, then linear down to -1 at max_length. lengths [B] in tokens."""
-    if not 0 < cache <= max_length:
-        raise ValueError(f"cache is {cache}, max_length is {max_length}: cache must be above 0 and "
-                         "at most max_length")
     return ((max_length - cache - lengths) / cache).clamp(-1.0, 0.0)             # [B]
 
 
@@ -373,8 +368,6 @@ def whiten(x, mask, eps=1e-8):
 def at_last_token(rewards, mask):
     """Rewards [B] -> [B, T]: each reward at the last loss token of its row, 0 elsewhere."""
     rewards = check_rewards(rewards)                                             # [B]
-    if len(rewards) != len(mask):
-        raise ValueError(f"rewards is {list(rewards.shape)} but mask is {list(mask.shape)}")
     later = mask.flip(-1).cumsum(-1).flip(-1)                                    # [B, T]
     return torch.where(mask & (later == 1), rewards[:, None], 0.0)               # [B, T]
 

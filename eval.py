@@ -96,14 +96,8 @@ def evaluate(sampler, task, problems, samples, temperature, seed=0, progress=Non
     starts = range(indices.start, indices.stop, max(1, ROWS // G))
     for start in tqdm(starts, desc=progress, disable=None if progress else True, leave=False):
         rows = slice(start, min(start + starts.step, indices.stop))
-        chunk = problems[rows]
-        prompts = task.encode(sampler.tokenizer, chunk)
-        played = {"problems": chunk, "task": task} if task.played else {}
-        rollout = sampler.sample(prompts, G, uniforms=uniforms[rows].flatten(0, 1),
-                                 temperature=temperature, **played)
-        each = [problem for problem in chunk for _ in range(G)]                        # B
-        if task.played:
-            each = [problem.opened(game) for problem, game in zip(each, rollout.games)]
+        rollout, each = task.sample(sampler, problems[rows], G, uniforms[rows].flatten(0, 1),
+                                    temperature=temperature)
         texts += rollout.texts
         parts += task.reward_components(rollout.texts, each, rollout.token_lists(),
                                         rollout.games).tolist()                        # [B, K]

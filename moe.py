@@ -188,9 +188,6 @@ class Backbone(nn.Module):
         x = self.embed_tokens(input_ids)                                            # [B, S, D]
         cache = past_key_values
         recompute = self.gradient_checkpointing and self.training and torch.is_grad_enabled()
-        if recompute and cache is not None:
-            raise ValueError("TinyMoE: gradient checkpointing would fill past_key_values twice; "
-                             "pass past_key_values=None")
         if use_cache and cache is None and not recompute:
             cache = DynamicCache(config=self.config)
 
@@ -308,9 +305,6 @@ def check_config(config):
     """Raise ValueError for a config that TinyMoE does not implement."""
     if config.model_type != "qwen3_moe":
         raise ValueError(f"TinyMoE reads model_type 'qwen3_moe', not {config.model_type!r}")
-    if config.num_experts_per_tok > config.num_experts:
-        raise ValueError(f"num_experts_per_tok {config.num_experts_per_tok} exceeds num_experts "
-                         f"{config.num_experts}")
     values = config.to_dict() | config.rope_parameters
     supported = dict(rope_type="default", hidden_act="silu", sliding_window=None,
                      attention_dropout=0, decoder_sparse_step=1, mlp_only_layers=[])

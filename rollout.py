@@ -215,7 +215,7 @@ def sample(model, tokenizer, prompts, group_size, max_new_tokens, temperature=1.
         token, chosen = draw_token(logits, uniforms[:, t], temperature)             # [B], [B]
         over = ended | (t >= limits)                                                # [B]
         response[:, t] = token.masked_fill(over, pad)                               # [B]
-        logp[:, t] = chosen.masked_fill(over, 0.0)                                  # [B]
+        logp[:, t] = chosen                                                         # [B]
         lengths += ~over
         ended |= ~over & is_end(response[:, :t + 1])
         if (ended | (t + 1 >= limits)).all():
@@ -291,12 +291,12 @@ class StopStrings(StopStringCriteria):
 
 
 def finish(tokenizer, stop, prompts, group_size, response, logp, lengths, ended):
-    """The Rollout of what was sampled: cut to the longest response, with its mask and texts.
-    prompts: (ids, mask), [Q, P] each."""
+    """The Rollout of what was sampled: cut to the longest response, with its mask and texts, and
+    nothing after the end of a response. prompts: (ids, mask), [Q, P] each."""
     width = int(lengths.max())
     mask = torch.arange(width, device=lengths.device) < lengths[:, None]            # [B, T]
-    response = response[:, :width]                                                  # [B, T]
-    logp = logp[:, :width]                                                          # [B, T]
+    response = response[:, :width].masked_fill(~mask, pad_token(tokenizer))         # [B, T]
+    logp = logp[:, :width].masked_fill(~mask, 0.0)                                  # [B, T]
     rows = [ids[:n] for ids, n in zip(response.tolist(), lengths.tolist())]
     texts = tokenizer.batch_decode(rows, skip_special_tokens=True)
     for string in stop:

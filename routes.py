@@ -53,10 +53,8 @@ class Routes:
     logits = property(lambda self: self.only().logits)
 
     def only(self):
-        if len(self.passes) != 1:
-            raise ValueError(f"these routes hold {len(self.passes)} forwards, not one: take one of "
-                             ".passes")
-        return self.passes[0]
+        only, = self.passes          # of several, take one of .passes
+        return only
 
     def join(self, others):
         """These and those of further rows, forward by forward."""
@@ -267,14 +265,10 @@ if __name__ == "__main__":
         replayed_logp = token_logp(new_policy)
 
     print("A MoE of 2 layers reads 13 tokens before and after an update of its weights.\n"
-          "The 2 of 8 experts of every token; ^ marks an old one that the new policy lacks:\n")
+          "The 2 of 8 experts of every token, before > after:\n")
     for layer, (before, after) in enumerate(zip(old.indices[:, 0], new.indices[:, 0])):
-        pairs = [(sorted(a), sorted(b)) for a, b in zip(before.tolist(), after.tolist())]
-        rows = {f"layer {layer}  old": [f"{a[0]} {a[1]}" for a, _ in pairs],
-                "new": [f"{b[0]} {b[1]}" for _, b in pairs],
-                "flipped": [" ".join(" ^"[e not in b] for e in a) for a, b in pairs]}
-        for name, cells in rows.items():
-            print(f"  {name:>12}   " + "   ".join(cells).rstrip())
+        print(f"  layer {layer}  ", *(f" {min(a)}{max(a)}>{min(b)}{max(b)}"
+                                    for a, b in zip(before.tolist(), after.tolist())))
     rates = [", ".join(f"{rate:.0%}" for rate in flip_rate(old.indices, routes.indices, mask))
              for routes in (new, replayed)]
     print(f"\nflip rate per layer   {rates[0]}; with the old routes replayed {rates[1]}\n"

@@ -165,10 +165,7 @@ def collect(learner, step):
 
     def draw(attempt):
         problems = [task.train[i] for i in learner.stream.next(settings.prompts_per_step)]
-        rollout = sample(learner, problems, step, attempt)
-        problems = [p for p in problems for _ in range(settings.num_generations)]   # B
-        if task.played:
-            problems = [p.opened(game) for p, game in zip(problems, rollout.games)]
+        rollout, problems = sample(learner, problems, step, attempt)
         return rollout, problems, reward(learner, rollout, problems)
     rounds = [draw(0)]
     chosen = rounds[0]
@@ -178,14 +175,12 @@ def collect(learner, step):
 
 
 def sample(learner, problems, step, attempt=0):
-    """π_old samples G responses to each prompt -> Rollout."""
+    """π_old samples G responses to each prompt -> (Rollout, B problems)."""
     task = learner.task
     G = learner.settings.num_generations
-    prompts = task.encode(learner.tokenizer, problems)
     generator = generator_for(learner.settings.seed, step, attempt + 1)
-    uniforms = task.draw_uniforms(generator, len(prompts) * G)                      # [B, T]
-    played = {"problems": problems, "task": task} if task.played else {}
-    return learner.sampler.sample(prompts, G, uniforms=uniforms, **played)
+    uniforms = task.draw_uniforms(generator, len(problems) * G)                     # [B, T]
+    return task.sample(learner.sampler, problems, G, uniforms)
 
 
 def reward(learner, rollout, problems):
@@ -307,9 +302,8 @@ def dry_run(learner):
     the memory that the run needs."""
     settings = learner.settings
     T = learner.task.max_completion_length
-    screen.print_once("dry run: samples a rollout batch and scores it")
-    learner.hooks["after_scoring"].append(lambda *_: screen.print_once(
-        f"dry run: takes {settings.updates_per_batch} optimizer steps"))
+    screen.print_once("dry run: samples a rollout batch, scores it and takes "
+                      f"{settings.updates_per_batch} optimizer steps")
     batch, _, _, times = train_batch(learner, 1)
     screen.print_once(f"dry run: an update with the longest responses ({T} tokens)")
     longest_update(learner, batch.rollout, T)

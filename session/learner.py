@@ -159,21 +159,15 @@ class Learner:
         return stats
 
     def stop_if_bad(self, stats):
-        """End the run after BAD updates in a row that were not finite, or if all of its first batch
-        were not. A gradient that left float16's range by its scale, which the scaler then lowers,
-        does not count."""
+        """End the run after BAD updates in a row that were not finite. A gradient that left
+        float16's range by its scale, which the scaler then lowers, does not count."""
         overflow = self.scaler.get_scale() > 1 and math.isfinite(stats["loss"])
         self.bad = self.bad + 1 if stats["skipped"] and not overflow else 0
-        if not self.bad or self.bad < (
-                BAD if self.updates else min(BAD, self.settings.updates_per_batch)):
-            return
-        wrong = [name for name, x in stats.items() if not math.isfinite(x)]
-        advice = "lower --learning_rate and continue with --resume, or begin again"
-        if not self.updates:
-            advice = ("no update has been made, so look at that objective in losses.py, at the "
-                      "terms that features add, and at the rewards")
-        raise SystemExit(f"{self.bad} updates in a row were not finite with --algorithm "
-                         f"{self.settings.algorithm}: {', '.join(wrong)}; {advice}")
+        if self.bad == BAD:
+            wrong = [name for name, x in stats.items() if not math.isfinite(x)]
+            raise SystemExit(f"{BAD} updates in a row were not finite: {', '.join(wrong)}; lower "
+                             "--learning_rate and continue with --resume, or, if no update has "
+                             "been made, look at the loss and at the rewards")
 
     def load_reference(self):
         """A frozen Scorer of the policy that the run started from. No random numbers of the run are

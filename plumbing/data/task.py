@@ -149,6 +149,18 @@ class Task:
                 self.ids[problem] = encode_prompt(self, tokenizer, problem)
         return [[*self.ids[problem]] for problem in problems]      # a sampler may change its own
 
+    def sample(self, sampler, problems, group_size, uniforms, **options):
+        """G responses to each of Q problems -> (Rollout, B problems, those that were answered: the
+        reset of an environment adds to the prompt). uniforms [B, T], options: for the sampler."""
+        prompts = self.encode(sampler.tokenizer, problems)
+        if self.played:
+            options |= {"problems": problems, "task": self}
+        rollout = sampler.sample(prompts, group_size, uniforms=uniforms, **options)
+        problems = [p for p in problems for _ in range(group_size)]                 # B
+        if self.played:
+            problems = [p.opened(game) for p, game in zip(problems, rollout.games)]
+        return rollout, problems
+
     def filter_prompts(self, tokenizer):
         """Tokenize every prompt and remove those that encode_prompt refuses. Returns a text that
         shows the first prompt as the policy reads it, with a note; "" for the built-in task. Raises

@@ -36,9 +36,6 @@ def as_rollout(policy, tokenizer, prompts, group_size, responses, logps, stop=()
         ends = ~ended & (t < lengths) & is_end(response[:, :t + 1])                 # [B]
         lengths = torch.where(ends, t + 1, lengths)                                 # [B]
         ended |= ends
-    after = torch.arange(max(sizes), device=device) >= lengths[:, None]             # [B, T]
-    response = response.masked_fill(after, pad)
-    logp = logp.masked_fill(after, 0.0)
     return finish(tokenizer, stop, prompts, group_size, response, logp, lengths, ended)
 
 

@@ -1,8 +1,8 @@
 """The samplers of a run: plain, fast, over several processes, an inference engine, or a class of
 the user's own. All have the same `sample` method (rollout.Sampler)."""
 
+import os
 from functools import lru_cache
-from pathlib import Path
 
 from plumbing.data.reward_worker import load_function
 from plumbing.engines.wrapper import Wrapper
@@ -19,10 +19,7 @@ def make_sampler(settings, policy, tokenizer, task, training=False):
     check_stop(tokenizer, task.stop)
     arguments = policy, tokenizer, task.max_completion_length, settings.temperature, task.stop
     if ":" in (settings.sampler or ""):                      # FILE.py:CLASS
-        name = settings.sampler
-        file = Path(name.rpartition(":")[0]).resolve()
-        changed = file.is_file() and file.stat().st_mtime_ns
-        sampler = load_class(name, file, changed)(*arguments)
+        sampler = load_class(os.path.abspath(settings.sampler))(*arguments)
     elif settings.plain:
         sampler = Sampler(*arguments)
     else:
@@ -44,9 +41,9 @@ def check_stop(tokenizer, stop):
 
 
 @lru_cache
-def load_class(name, file, changed):
-    """The class FILE.py:CLASS, loaded once per version of the file: sampling and every evaluation
-    get the same class, so that they can share an engine."""
+def load_class(name):
+    """The class FILE.py:CLASS, loaded once: sampling and every evaluation get the same class, so
+    that they can share an engine."""
     return load_function(name)
 
 

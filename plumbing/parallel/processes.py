@@ -29,17 +29,12 @@ from plumbing.refusal import Refusal
 def start(settings):
     """Join the other processes if torchrun started several. Returns the device of this process.
 
-    Raises Refusal if the device does not exist or the batch does not divide evenly over the
+    Raises Refusal if --device does not exist or the batch does not divide evenly over the
     processes.
     """
     device_type = devices.find_device_type(settings)
     local = int(os.environ.get("LOCAL_RANK", 0))
     cuda = device_type == "cuda"
-    if cuda and local >= torch.cuda.device_count():
-        raise Refusal(f"process {local} has no GPU of its own ({torch.cuda.device_count()} "
-                      "here): lower --nproc_per_node, or use --device cpu")
-    if device_type == "mps" and "RANK" in os.environ:
-        raise Refusal("--device mps works in one process only: run train.py without torchrun")
     device = torch.device("cuda", local) if cuda else torch.device(device_type)
     if cuda:
         torch.cuda.set_device(device)

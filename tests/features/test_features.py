@@ -116,7 +116,7 @@ def test_without_its_file_everything_else_is_as_it_was(names, workplace, cold_st
     for name, (code, said) in zip(others, in_turn(place, workplace, others), strict=True):
         gone = name in names
         assert code == (2 if gone else 0), said
-        words = "unknown: |reads .* which is missing|invalid choice|must be FILE.py:CLASS"
+        words = "unrecognized |reads .* which is missing|invalid choice|must be FILE.py:CLASS"
         assert not gone or re.search(words, said), said
 
 

@@ -14,7 +14,7 @@ from tiny_run import ROOT, TINY, write
 
 RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
 REFUSED = {
-    "steps: [1, 2]": "unknown: 2", "stepss: 3\nsede: 1": "--sede=1 (did you mean --seed?)",
+    "steps: [1, 2]": "arguments: 2", "stepss: 3\nsede: 1": "--stepss=3 --sede=1",
     "steps: many": "invalid int value: 'many'", "stop: [a, null]": "cannot stand in a list",
     "stop: [[a]]": "cannot stand in a list", "steps: 3\nseed: 1\nsteps: 4": "steps is set twice",
     "reward_weights: [1, x]": "invalid finite value: 'x'", "bf16: maybe": "--bf16",

@@ -56,22 +56,13 @@ def test_update_that_is_not_finite_is_skipped_and_counted_and_moves_no_schedule(
 
 
 @pytest.mark.parametrize("wrong", HOWS)
-def test_a_first_batch_that_is_not_finite_stops_the_run_and_names_the_objective(wrong, run, then):
-    spoil(then, {1, 2}, HOWS[wrong])
-    with pytest.raises(SystemExit) as stop:
-        run("--steps 4 --save_steps 1 --algorithm cispo")
-    message = str(stop.value)
-    names = message.partition("--algorithm cispo: ")[2].partition(";")[0]
-    assert message.startswith("2 updates") and {*wrong.split(", ")} == {*names.split(", ")}
-    assert "losses.py" in message and "--resume" not in message
-    assert not Path("run/checkpoints").exists()
-
-
-def test_too_many_bad_updates_in_a_row_stop_the_run_with_its_checkpoint_intact(run, then):
-    spoil(then, {1, 3, 4, 6, 7, 8})                   # two in a row: on; three: stop
+def test_too_many_bad_updates_in_a_row_stop_the_run_with_its_checkpoint_intact(wrong, run, then):
+    spoil(then, {1, 3, 4, 6, 7, 8}, HOWS[wrong])      # two in a row: on; three: stop
     with pytest.raises(SystemExit) as stop:
         run("--steps 4 --save_steps 1")
-    assert str(stop.value).startswith("3 updates in a row") and "--learning_rate" in str(stop.value)
+    message = str(stop.value)
+    names = message.partition(": ")[2].partition(";")[0]
+    assert message.startswith("3 updates in a row") and {*wrong.split(", ")} == {*names.split(", ")}
     assert stop.value.code not in (0, None)
     assert [record["skipped"] for record in metrics("run")] == [1, 2, 1]
     moments = [x for s in state("run", 3)["optimizer"]["state"].values() for x in s.values()]

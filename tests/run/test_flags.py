@@ -158,7 +158,7 @@ micro_batch_size       | 2 | trained
 gradient_checkpointing | true | kept
 plain                  | true | trained
 fp16                   | true | perplexity_old
-device                 | cpu or auto | out
+device                 | cpu or mps  | out
 bf16                   | true | perplexity_old
 optim                  | adamw_8bit | weights | FLAT
 config                 | settings.yaml | grad_norm
@@ -277,9 +277,6 @@ def observed(patch, flags, name):
         shutil.rmtree("used", ignore_errors=True)
         observed(patch, [*ONE.split(), "--output_dir", "USED"], "used")
         os.rename("USED", "used")
-    if "auto" in flags:                                      # a machine whose GPU is taken
-        patch.setattr(torch.cuda, "is_available", lambda: True)
-        patch.setattr(torch.cuda, "device_count", lambda: 0)
     if "vllm" in flags:                                      # the real one needs an environment
         patch.syspath_prepend(str(Path(__file__).parents[1] / "features/fake"))
 
