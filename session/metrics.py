@@ -17,6 +17,8 @@ from plumbing.parallel import processes
 from ratios import cross_entropy, masked_mean, ratio_stats
 from routes import flip_rate, router_shift
 
+PATIENCE = 3      # rollout batches in a row that teach little, after which a line says so
+CUT = 0.3         # share of responses cut off above which a batch teaches little
 ROUNDING = 1e-10  # upper bound on Var[log w] of an unchanged policy that is scored twice in float32
 
 
@@ -119,6 +121,7 @@ class Recorder:
         self.learner = learner
         self.settings = learner.settings
         self.errors = self.count_errors()
+        self.poor = 0                    # batches in a row that teach little
         self.writes = processes.rank() == 0
 
     def count_errors(self):
@@ -139,7 +142,11 @@ class Recorder:
                 report(self.folder, record)
             self.write("metrics.jsonl", record)
             print(format_line(record, self.settings.steps), flush=True)
-            if batch.step % max(1, self.settings.steps // 10) == 0:
+            reason = explain_poor(record)
+            self.poor = self.poor + 1 if reason else 0
+            if self.poor == PATIENCE:
+                print(f"note: {PATIENCE} batches in a row teach little: {reason}")
+            if self.poor == PATIENCE or batch.step % max(1, self.settings.steps // 10) == 0:
                 print(" " * 8 + describe(first_responses(batch)[0]), flush=True)
 
     def make_record(self, batch, mini, new, updates, times):
@@ -164,6 +171,16 @@ class Recorder:
         """Append one JSON line to a file of the run."""
         with open(self.folder / name, "a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")
+
+
+def explain_poor(record):
+    """Why a batch teaches little, and the flag to look at; None if it does not."""
+    if record["truncated"] > CUT:
+        return f"{record['truncated']:.0%} of the responses are cut off (--max_completion_length)"
+    if record["zero_variance_groups"] == 1:
+        right = f"{record['pass_rate']:.0%} of the responses are right"
+        return f"the rewards of every group are equal, {right} (--verifier, --dataset_name)"
+    return None
 
 
 def held_out_record(answers):

@@ -56,6 +56,7 @@ class RewardFunction:
         self.names = [verifier.rpartition(":")[2]] if self.batched or verifier == "exact" else []
         self.errors = 0
         self.idle = []                                       # workers without a question
+        self.lost = None                                     # the first row that `math` cannot read
 
     def scores(self, texts, problems, ids=(), games=(), chat=False):
         """[{component: number}] of B texts to B problems, NaN for None; {}: the function failed.
@@ -70,6 +71,11 @@ class RewardFunction:
         cores = (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", 1))
         with ThreadPoolExecutor(min(max(cores, 1), 8)) as pool:
             scores = list(pool.map(self.score, texts, problems))
+        if self.verifier == "math" and {} in scores and not self.lost:
+            self.lost = problems[scores.index({})]
+            print(f"note: {self.lost.where}: no response can be right, because math cannot read "
+                  f"the answer {self.lost.answer!r:.80}: use exact, or FILE.py:FUNCTION",
+                  flush=True)
         scores = [parts or {} for parts in scores]
         self.errors += scores.count({})
         names = [*dict.fromkeys(chain(*scores))]

@@ -65,13 +65,15 @@ def test_math_accepts_equal_values_and_nothing_else(maths, answer, right, wrong)
     assert not maths.errors
 
 
-def test_a_row_that_math_cannot_read_is_counted():
+def test_a_row_that_math_cannot_read_is_counted_and_the_first_one_named(capsys):
     answers = ["4", "½", "N/A", "x²", "east"]
     rows = [Problem("", answer, f"rows.jsonl row {i}") for i, answer in enumerate(answers)]
     check = RewardFunction("math", time_limit=20.0)
     for _ in range(2):
         scores = check.scores([rf"\boxed{{{answer}}}" for answer in answers], rows)
     assert scores == [{"math": 1.0}, {}, {}, {}, {}] and check.errors == 8
+    said, = capsys.readouterr().out.splitlines()
+    assert "rows.jsonl row 1: no response can be right" in said and "'½'" in said
 
 
 def test_exact_accepts_what_is_equal_but_for_white_space_around_it():
