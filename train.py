@@ -281,7 +281,7 @@ def run_script(settings, task=None):
         return dry_run(learner)
     before = None if newest else held_out(settings, learner, task)
     start = checkpoints.restore(newest, learner) if newest else 0
-    folder = processes.on_first(lambda: checkpoints.begin_run(settings, folder, start))
+    processes.on_first(lambda: checkpoints.begin_run(settings, folder, start))
     screen.print_once(f"metrics are written to {folder}/metrics.jsonl")
     screen.report(folder, task, "before", before)
     with checkpoints.Stop() as stop:
