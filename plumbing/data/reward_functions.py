@@ -49,6 +49,9 @@ class RewardFunction:
             self.function = reward_worker.load_function(verifier)
             self.inputs = inspect.signature(self.function).parameters
         self.batched = not BATCH.isdisjoint(self.inputs)
+        if not self.batched and next(iter(self.inputs), "") == "answer":
+            raise Refusal(f"--verifier {verifier} reads the answer first, but the response comes "
+                          "first: reward(response, answer)")
         # of the components of the reward; the first answers name those of a dict
         self.names = [verifier.rpartition(":")[2]] if self.batched or verifier == "exact" else []
         self.errors = 0

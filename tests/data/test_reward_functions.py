@@ -181,6 +181,8 @@ def test_a_worker_imports_no_torch(own):
 
 @pytest.mark.parametrize("source, verifier, words", [
     *(("", name, "is not known") for name in ("maths", "mine.py", "mine.txt:check", "no.py:check")),
+    ("def reward(answer, response):\n    return 1", "mine.py:reward",
+     r"reads the answer first.*reward\(response, answer\)"),
     ("def reward(response, answer):\n    return 1 // 0", "mine.py:reward",
      "mine.py:reward fails on each of the first 3 reference answers"),
     ("import time\ndef reward(response, answer):\n    time.sleep(9)", "mine.py:reward",
