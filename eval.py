@@ -197,6 +197,13 @@ def view(options, typed):
     write_page(options.runs, options.output)
 
 
+def at_least_1(text):
+    """The number of a flag."""
+    if int(text) < 1:
+        raise ValueError
+    return int(text)
+
+
 def make_parser():
     """The commands and their own flags."""
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -206,13 +213,13 @@ def make_parser():
         parsers[command] = commands.add_parser(command.__name__, allow_abbrev=False)
         parsers[command].set_defaults(command=command)
     parsers[passk].add_argument("checkpoints", nargs="+", metavar="DIR_OR_HUB")
-    parsers[passk].add_argument("--n", type=int, default=16, help="responses per problem")
-    parsers[passk].add_argument("--k", type=int, nargs="+",
+    parsers[passk].add_argument("--n", type=at_least_1, default=16, help="responses per problem")
+    parsers[passk].add_argument("--k", type=at_least_1, nargs="+",
                                 help="of pass@k, at most --n (default: 1 4 16)")
-    parsers[passk].add_argument("--problems", type=int, default=256, help="at most")
+    parsers[passk].add_argument("--problems", type=at_least_1, default=256, help="at most")
     parsers[ask].add_argument("checkpoint", metavar="DIR_OR_HUB")
     parsers[ask].add_argument("prompt", help="the prompt, without the run's template")
-    parsers[ask].add_argument("--n", type=int, default=4, help="sampled responses")
+    parsers[ask].add_argument("--n", type=at_least_1, default=4, help="sampled responses")
     parsers[ask].add_argument("--answer", help="the right answer, by which they are scored")
     for command in (dashboard, view):
         parsers[command].add_argument("runs", nargs="+", metavar="RUN", help="run folders")

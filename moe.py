@@ -303,11 +303,11 @@ class TinyMoE(nn.Module):
 
 def check_config(config):
     """Raise ValueError for a config that TinyMoE does not implement."""
-    if config.model_type != "qwen3_moe":
-        raise ValueError(f"TinyMoE reads model_type 'qwen3_moe', not {config.model_type!r}")
-    values = config.to_dict() | config.rope_parameters
-    supported = dict(rope_type="default", hidden_act="silu", sliding_window=None,
-                     attention_dropout=0, decoder_sparse_step=1, mlp_only_layers=[])
+    values = config.to_dict()
+    values |= values.get("rope_parameters") or {}
+    supported = dict(model_type="qwen3_moe", rope_type="default", hidden_act="silu",
+                     sliding_window=None, attention_dropout=0, decoder_sparse_step=1,
+                     mlp_only_layers=[])
     for name, value in supported.items():
         if values[name] != value:
             raise ValueError(f"{name} {values[name]!r} is not implemented in TinyMoE, which "

@@ -79,13 +79,13 @@ class Rollout:
         return 1 if self.own_prompts else self.group_size
 
     def take(self, rows):
-        """The responses numbered `rows` [n] (on the CPU) as a new Rollout. They must be whole
-        groups or a part of one group; anything else raises ValueError."""
+        """The responses numbered `rows` [n] (on the CPU) as a new Rollout: as many of every group
+        that they belong to; anything else raises ValueError."""
         group = rows // self.group_size                                             # [n]
-        size = min(self.group_size, len(rows))
+        size = int((group == group[0]).sum())
         if len(rows) % size or (group.view(-1, size) != group[::size, None]).any():
             raise ValueError(f"rows {rows.tolist()} cut through groups of {self.group_size}: take "
-                             "whole groups or a part of one group")
+                             "as many of each")
         return replace(take_fields(self, rows), group_size=size)
 
     def resize(self, P, T):

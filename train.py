@@ -148,7 +148,7 @@ def train_batch(learner, step):
         parts=batch.parts, part_weights=batch.task.weights(batch.parts), mask=batch.rollout.mask,
         old_logp=old.logp, entropy=old.entropy, **batch.extras)                     # [B] or [B, T]
     for change_advantages in learner.hooks["advantages"]:
-        change_advantages(batch)
+        batch = change_advantages(batch) or batch
 
     # importance ratio ─► clip and optimize ─► new π_θ, a mini-batch of whole groups at a time
     updates, last = [], None
@@ -281,7 +281,7 @@ def run_script(settings, task=None):
         return dry_run(learner)
     before = None if newest else held_out(settings, learner, task)
     start = checkpoints.restore(newest, learner) if newest else 0
-    processes.on_first(lambda: checkpoints.begin_run(settings, folder, start))
+    folder = processes.on_first(lambda: checkpoints.begin_run(settings, folder, start))
     screen.print_once(f"metrics are written to {folder}/metrics.jsonl")
     screen.report(folder, task, "before", before)
     with checkpoints.Stop() as stop:

@@ -9,7 +9,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from features.lora import add_adapters
 from losses import policy_loss
 from plumbing.model.actor import make_scorer
-from plumbing.model.frozen import round_frozen
+from features.lora import round_frozen
 from rollout import Rollout
 
 # (model type, hidden, layers, heads, key-value heads, feed-forward, vocabulary[, head])

@@ -94,7 +94,8 @@ class Feature:
         method take(rows [n])."""
 
     def advantages(self, batch):
-        """Change batch.advantages, [B] or [B, T], which the --advantage has computed."""
+        """Change batch.advantages, [B] or [B, T], which the --advantage has computed, or return
+        batch.take(rows) of as many responses of every group: the others are then in no average."""
 
     def before_loss(self, micro, scores, mini):
         """Record the micro-batch `micro`, or change it before its loss: micro.scale_surrogate(…).

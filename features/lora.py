@@ -1,15 +1,16 @@
 """LoRA (2106.09685, by peft): small trained low-rank products beside frozen matrices.
 
 A frozen matrix needs no gradient and no AdamW moments, and with --bf16 or --fp16 it is held in 16
-bits (plumbing/model/frozen.py): about 2 bytes per parameter instead of 16. The policy is the base
-model of a PeftModel, policy.peft_model, which saves, merges and switches off the adapters. The
-reference of --beta is the model without adapters. Checkpoints are peft's. A run that starts from an
-adapter's checkpoint continues to train that adapter.
+bits (round_frozen): about 2 bytes per parameter instead of 16. The policy is the base model of a
+PeftModel, policy.peft_model, which saves, merges and switches off the adapters. The reference of
+--beta is the model without adapters. Checkpoints are peft's. A run that starts from an adapter's
+checkpoint continues to train that adapter.
 """
 
 from dataclasses import dataclass
 from functools import partial
 
+import torch
 from torch import nn
 
 from features.feature import Feature, flag, refuse
@@ -51,6 +52,8 @@ class LoRA(Feature):
     def __init__(self, learner):
         super().__init__(learner)
         learner.reference = WithoutAdapters(learner.actor)
+        if self.settings.autocast_dtype:
+            round_frozen(learner.policy, self.settings.autocast_dtype)
 
 
 def check_adapters(settings, start):
@@ -69,6 +72,24 @@ def check_adapters(settings, start):
         if ours != theirs:
             refuse(settings, name, f"is not that of the adapters of {start}: {theirs}; start "
                    "from their merged weights (docs/data.md) to train new ones")
+
+
+@torch.no_grad()
+def round_frozen(policy, dtype=torch.bfloat16):
+    """Convert the frozen weights that autocast rounds at every use to `dtype`: those of linear
+    layers and of the tiny MoE's experts. The LM head (computed in float32), embeddings, norms and
+    routers stay float32, and so does what is trained, such as LoRA's matrices. Forward and backward
+    are bit-equal: autocast would round the same."""
+    from transformers.pytorch_utils import Conv1D            # train.py --help does not wait for it
+
+    from moe import Experts
+    head = policy.get_output_embeddings()
+    head = getattr(head, "base_layer", head)                 # of a head that carries an adapter
+    for module in policy.modules():
+        trained = any(p.requires_grad for p in module.parameters(recurse=False))
+        matrix = isinstance(module, (nn.Linear, Conv1D, Experts)) and module is not head
+        if matrix and not trained:
+            module.to(dtype)
 
 
 class WithoutAdapters:

@@ -74,8 +74,14 @@ def lock(folder):
 @refuse_os_errors()
 def begin_run(settings, folder, step):
     """Make and lock the folder, write config.json, and drop the run's records after batch `step`,
-    from which a resumed run goes on, and a line that a kill has cut off."""
-    folder.mkdir(parents=True, exist_ok=settings.output_dir is not None)
+    from which a resumed run goes on, and a line that a kill has cut off. Returns the folder: the
+    next one if another run has taken a default one in the meantime."""
+    try:
+        folder.mkdir(parents=True, exist_ok=settings.output_dir is not None)
+    except FileExistsError:
+        if settings.output_dir:
+            raise
+        return begin_run(settings, choose_folder(settings), step)
     lock(folder)
     refuse_old_run(settings, folder)     # begun in --output_dir in the meantime
     write_text(folder / "config.json", json.dumps(asdict(settings), indent=1))
@@ -83,6 +89,7 @@ def begin_run(settings, folder, step):
         lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
         kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step]
         write_text(file, "".join(kept))
+    return folder
 
 
 def write_text(file, text):

@@ -30,7 +30,7 @@ def rollout_metrics(batch, settings, first):
     --old_logp sampler by the statistics of the `first` update, over the groups that it scores. NaN
     marks a component that a response does not have: it is left out of the component's mean."""
     task, sampled = batch.task, batch.sampled
-    G = batch.rollout.group_size
+    G = settings.num_generations
     parts = torch.cat([parts for _, parts in sampled])                              # [n, K]
     rewards = task.total(parts).float()                                             # [n]
     graded = rewards[~rewards.isnan()]
@@ -39,20 +39,22 @@ def rollout_metrics(batch, settings, first):
     means = parts.float().nanmean(0).nan_to_num(nan=0.0).tolist()                           # K
     live = 1.0
     if G > 1:
-        live = groups_with_signal(settings.advantage, task.total(batch.parts), G, batch.advantages)
+        live = groups_with_signal(settings.advantage, batch.rewards, batch.group_size,
+                                  batch.advantages)
         live = live.float().mean().item()
     kl = -first["log_w_mean"]
     if settings.old_logp == "recompute":
         d = batch.old_logp - batch.rollout.sampler_logp                             # [B, T]
         kl = masked_mean(torch.expm1(d) - d, batch.rollout.mask)     # an estimate that is never < 0
-    return {"reward": graded.mean().nan_to_num(nan=0.0).item(),
-            "reward_std": graded.std(unbiased=False).nan_to_num(nan=0.0).item(),
+    return {"reward": graded.mean().nan_to_num().item(),
+            "reward_std": graded.std(unbiased=False).nan_to_num().item(),
             "reward_parts": dict(zip([*task.component_names, *task.penalties], means)),
             "pass_rate": task.right(parts, G).float().mean().item(),
             "length": lengths.mean().item(),
             "inverse_length": masked_mean(1 / lengths, lengths > 0),
             "truncated": truncated.float().mean().item(), "zero_variance_groups": 1 - live,
-            "discarded_groups": (len(rewards) - len(batch.problems)) // G, "mismatch_kl": kl}
+            "discarded_groups": len(rewards) // G - len(batch.problems) // batch.group_size,
+            "mismatch_kl": kl}
 
 
 def clip_range_metrics(batch, settings):
@@ -164,8 +166,7 @@ class Recorder:
             "lr": self.learner.optimizer.param_groups[0]["lr"],
             "verifier_errors": self.errors - errors_before,
             **{name: end - start for name, start, end in zip(phases, times, times[1:])},
-            "tokens_per_second": tokens / (times[-1] - times[0]),
-            "rollout_tokens_per_second": tokens / (times[1] - times[0])}
+            "tokens_per_second": tokens / (times[-1] - times[0])}
 
     def write(self, name, record):
         """Append one JSON line to a file of the run."""
@@ -178,9 +179,8 @@ def explain_poor(record):
     if record["truncated"] > CUT:
         return f"{record['truncated']:.0%} of the responses are cut off (--max_completion_length)"
     if record["zero_variance_groups"] == 1:
-        right = f"{record['pass_rate']:.0%} of the responses are right"
-        return f"the rewards of every group are equal, {right} (--verifier, --dataset_name)"
-    return None
+        return (f"the rewards of every group are equal, {record['pass_rate']:.0%} of the responses "
+                "are right (--verifier, --dataset_name)")
 
 
 def held_out_record(answers):
@@ -214,12 +214,11 @@ def describe(sample):
 def format_line(record, steps):
     """The line of a rollout batch on the screen."""
     seconds = sum(record[f"seconds_{phase}"] for phase in ("rollout", "logp", "update"))
-    clip = record["clip_low"] + record["clip_high"]
     columns = [
         f"batch {record['step']:{len(str(steps))}}/{steps}", f"reward {record['reward']:.2f}",
         f"pass {record['pass_rate']:.2f}", f"zero-var {record['zero_variance_groups']:.2f}",
         f"len {record['length']:5.1f} cut {record['truncated']:.2f}",
-        f"clip {clip:.2f} clip_signal {record['clip_signal']:.2f}",
+        f"clip_signal {record['clip_signal']:.2f}",
         f"var log w {record['log_w_var']:.1e} log s {record['log_s_var']:.1e}",
         f"|g| {record['grad_norm']:.2f}", f"{seconds:.1f} s"]
     if record["flip_rate"] is not None:

@@ -110,8 +110,7 @@ def read_json(path):
 
 def metrics(run):
     """The lines of metrics.jsonl, without what a clock says."""
-    clocks = ("seconds_rollout", "seconds_logp", "seconds_update", "tokens_per_second",
-              "rollout_tokens_per_second")
+    clocks = ("seconds_rollout", "seconds_logp", "seconds_update", "tokens_per_second")
     return [{key: value for key, value in line.items() if key not in clocks}
             for line in read_json(Path(run) / "metrics.jsonl")]
 

@@ -5,7 +5,6 @@ from functools import partial
 
 import torch
 
-from plumbing.model.frozen import round_frozen
 from plumbing.model.policy import load_policy
 from plumbing.parallel import processes
 from plumbing.parallel.devices import autocast
@@ -78,8 +77,6 @@ def load_trained_policy(settings, task, device, saved=None):
     policy, tokenizer = load_policy(settings, task, device, start, transform, base_only=adapters)
     if settings.router_shift:
         check_router_shift(policy, settings.algorithm)
-    if settings.autocast_dtype:
-        round_frozen(policy, settings.autocast_dtype)
     return policy, tokenizer
 
 

@@ -171,7 +171,7 @@ BAD = {
     "misshapen": (edited(lambda w: w.update({"model.norm.weight": torch.ones(5)})), "norm.weight"),
     "an expert misshapen": (edited(lambda w: w.update({EXPERT: torch.ones(5, 32)})), None),
     "left over": (edited(lambda w: w.update({"model.layers.7.x": torch.ones(5)})), "layers.7.x"),
-    "another architecture": (reconfigured(model_type="mixtral"), "not 'mixtral'"),
+    "another architecture": (reconfigured(model_type="mixtral"), "model_type 'mixtral'"),
     "RoPE scaling": (reconfigured(rope_parameters=LINEAR), "'linear'"),
     "sliding window": (reconfigured(use_sliding_window=True, sliding_window=4),
                        "sliding_window 4"),

@@ -1,4 +1,4 @@
-"""LoRA and frozen matrices in 16 bits: features/lora.py, plumbing/model/frozen.py.
+"""LoRA and frozen matrices in 16 bits: features/lora.py.
 
 References: peft's own PeftModel, torch's AdamW on the same weights, the flags through train.main.
 """

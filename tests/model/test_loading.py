@@ -45,7 +45,7 @@ def test_the_end_of_a_turn_ends_a_response(chat, calls):
     run, flags, eos, end = chat
     drawn = calls(train, "sample")
     run(flags)
-    (_, _, rollout), = drawn
+    (_, _, (rollout, _)), = drawn
     models.check_ends(rollout, AutoTokenizer.from_pretrained("model"), 48, ends=(end,))
     assert (rollout.response_ids[rollout.mask] == end).any()
     for folder in ("model", "run/checkpoints/step_1"):

@@ -128,7 +128,7 @@ def test_flags_that_do_not_fit(given, refused):
 
 EVAL = {                                                     # the line of eval.py: what it says
     "": "required: {passk,ask,dashboard,view}", "pass": "invalid choice: 'pass'",
-    "ask gspo": "required: prompt",
+    "ask gspo": "required: prompt", "ask gspo 3+8= --n 0": "--n: invalid",
     "passk --n 3": "required: DIR_OR_HUB", "passk gspo --temprature 1": "--temprature 1",
     "passk gspo --temperature 0": "--temperature 0.0 is not at least",
     "passk gspo --n 8 --k 4 9": "--k 9 is above --n 8",

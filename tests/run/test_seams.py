@@ -63,6 +63,18 @@ def test_a_clip_range_that_moves_acts_and_is_recorded(run, add):
     assert (second["epsilon"], second["epsilon_high"]) == (1, None) and second["clip_signal"] == 0
 
 
+def test_as_many_responses_of_every_group_may_be_trained(run, add):
+    """The first two of four: as if only they had been sampled, but for the advantages."""
+    seen = []
+    def advantages(self, batch):
+        return batch.take(torch.arange(len(batch.problems)).view(-1, 4)[:, :2].flatten())
+    def before_loss(self, micro, scores, mini):
+        seen.append((mini.group_size, mini.weights.sum(-1).tolist()))
+    add(advantages=advantages, before_loss=before_loss)
+    record, = run(f"{FAST} --steps 1")
+    assert seen == [(2, pytest.approx([1 / 4] * 4))] * 2 and record["discarded_groups"] == 0
+
+
 def keep_average(self, learner, mini, stats):
     self.mean = getattr(self, "mean", None) or copy.deepcopy(learner.policy)
     for mean, p in zip(self.mean.parameters(), learner.policy.parameters(), strict=True):
