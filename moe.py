@@ -291,9 +291,9 @@ class TinyMoE(nn.Module):
         model.load_state_dict(twin.state_dict(), assign=True)
         model.tie_weights()
         model.generation_config = twin.generation_config  # has all tokens that end a response
+        model.eval()             # as transformers' class
         ids = torch.arange(8)[None]                                                 # [1, S]
-        with torch.no_grad():
-            errors = (model(ids).logits - twin(ids).logits).abs().amax(-1)          # [1, S]
+        errors = (model(ids).logits - twin(ids).logits).abs().amax(-1)              # [1, S]
         error = errors.median()  # not of a token whose K-th and next expert are equal but rounded
         if twin.dtype == torch.float32 and error > CLOSE:
             warnings.warn("moe.py has been changed: checkpoints would load in transformers as "

@@ -35,16 +35,17 @@ the default run is {versus_trl} times as fast
 twenty batches it is {mean rule: GSPO: clip_signal} with the paper's range and {mean rule: GRPO:
 clip_signal} with GRPO. `clip_low`
 
-at 24 digits is {toy level GRPO 24 at .05} with GRPO, {toy level paper 24 at .05} with the paper's
+pass rate is {toy level GRPO 24 at .05} with GRPO, {toy level paper 24 at .05} with the paper's
 range and {toy level w, paper's drops 24 at .05} with w and
 
 mean pass rate of twenty batches): GRPO {mean rule: GRPO: mean}, GSPO {mean rule: GSPO: mean}, w
 with its drops {mean rule: w, GSPO's drops: mean}, w with as many drops at random {mean rule: w,
-random drops: mean}. The weight is level: {rule: weight: GSPO against w with GSPO's drops}. Leaving
+random drops: mean}. The weight
 
-s is {weight: s, no clip against w, no clip, 61 2e-4} from w, and {weight: s where wrong against
-w, no clip, 61 2e-4 (not primary)} if only responses with Â < 0 get s, {weight: s where right
-against w, no clip, 61 2e-4 (not primary)} if only
+s is behind w, {mean weight: s, no clip against w, no clip, 61 2e-4}, and level with no ratio. If
+only responses with Â < 0 get s it is {mean weight: s where wrong against w, no clip, 61 2e-4 (not
+primary)}, if only those with Â > 0, {mean weight: s where right against w, no clip, 61 2e-4 (not
+primary)}. Where w
 
 s is as biased as no ratio, {toy bias s 240 usual} of |∇J| at 240 digits, w {toy bias w 240 usual}.
 *As

@@ -48,7 +48,8 @@ def rollout_metrics(batch, settings, first):
         kl = masked_mean(torch.expm1(d) - d, batch.rollout.mask)     # an estimate that is never < 0
     return {"reward": graded.mean().nan_to_num().item(),
             "reward_std": graded.std(unbiased=False).nan_to_num().item(),
-            "reward_parts": dict(zip([*task.component_names, *task.penalties], means)),
+            "reward_parts": dict(
+                zip([*task.component_names, *task.penalties], means, strict=True)),
             "pass_rate": task.right(parts, G).float().mean().item(),
             "length": lengths.mean().item(),
             "inverse_length": masked_mean(1 / lengths, lengths > 0),

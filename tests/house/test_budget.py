@@ -14,7 +14,7 @@ from session.arguments import Settings
 
 CEILINGS = {                             # code tokens, unless the name says what
     "program": 60_400, "core": 47_500, "tests": 100_000, "evidence": 26_000, "flags": 93,
-    "files in session/": 6, "files in features/": 17, "words of pages": 15_000}
+    "files in session/": 6, "files in features/": 17, "words of pages": 14_800}
 
 
 def count(code):
