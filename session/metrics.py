@@ -36,10 +36,11 @@ def rollout_metrics(batch, settings, first):
     graded = rewards[~rewards.isnan()]
     lengths = torch.cat([rollout.mask.sum(-1) for rollout, _ in sampled]).float()   # [n]
     truncated = torch.cat([rollout.truncated for rollout, _ in sampled])            # [n]
-    means = parts.float().nanmean(0).nan_to_num(nan=0.0).tolist()                           # K
+    means = parts.float().nanmean(0).nan_to_num().tolist()                                  # K
+    size = batch.rollout.group_size                          # of those that are trained
     live = 1.0
     if G > 1:
-        live = groups_with_signal(settings.advantage, batch.rewards, batch.group_size,
+        live = groups_with_signal(settings.advantage, task.total(batch.parts), size,
                                   batch.advantages)
         live = live.float().mean().item()
     kl = -first["log_w_mean"]
@@ -54,7 +55,7 @@ def rollout_metrics(batch, settings, first):
             "length": lengths.mean().item(),
             "inverse_length": masked_mean(1 / lengths, lengths > 0),
             "truncated": truncated.float().mean().item(), "zero_variance_groups": 1 - live,
-            "discarded_groups": len(rewards) // G - len(batch.problems) // batch.group_size,
+            "discarded_groups": len(rewards) // G - len(batch.problems) // size,
             "mismatch_kl": kl}
 
 
@@ -149,7 +150,7 @@ class Recorder:
             self.poor = self.poor + 1 if reason else 0
             if self.poor == PATIENCE:
                 print(f"note: {PATIENCE} batches in a row teach little: {reason}")
-            if self.poor == PATIENCE or batch.step % max(1, self.settings.steps // 10) == 0:
+            if batch.step % max(1, self.settings.steps // 10) == 0:
                 print(" " * 8 + describe(first_responses(batch)[0]), flush=True)
 
     def make_record(self, batch, mini, new, updates, times):
