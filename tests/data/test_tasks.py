@@ -158,7 +158,6 @@ def test_every_format_and_usual_column_gives_the_same_problems(tmp_path, suffix,
     task = load_task(as_file(tmp_path / f"rows{suffix}", rows), verifier="exact")
     assert pairs(task) == {row[prompt]: row[answer] for row in rows}
     assert (len(task.test), len(task.train)) == (3, 27)
-    assert "held out 3 problem(s)" in task.notes[0]
 
 
 def test_a_prompt_of_the_test_file_leaves_the_train_file(tmp_path):
