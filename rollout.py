@@ -38,10 +38,10 @@ MAX_LOGITS = 2**24          # the most logits that exist at a time: 64 MB in flo
 MAX_LOGITS_ON_GPU = 2**26   # 256 MB: larger chunks read the LM head's weights less often
 
 
-def padded(side, **default):
-    """A field of tensors [B, n, ...] that are padded along n, on the "left" as prompts are, or on
-    the "right" as responses are."""
-    return field(metadata={"padded": side}, **default)
+def padded(side):
+    """A field of tensors [B, n, ...] that are padded along n on this side, "left" as prompts are.
+    Others are padded on the right, as responses are."""
+    return field(metadata={"padded": side})
 
 
 def shared(**default):
@@ -53,21 +53,19 @@ def shared(**default):
 class Rollout:
     """B = Q·G responses, one row each; the G responses to a prompt are adjacent. The prompts are
     repeated, too: 8,192 rows with prompts of 4,096 tokens take 300 MB. A field has an entry per
-    response unless it is `shared`, and says how it is padded; whoever cuts, joins or merges
-    rollouts goes over the fields."""
+    response unless it is `shared`, and a tensor [B, n, ...] is padded on the right unless it is
+    `padded("left")`; whoever cuts, joins or merges rollouts goes over the fields."""
 
     prompt_ids: torch.Tensor = padded("left")        # [B, P]
     prompt_mask: torch.Tensor = padded("left")       # [B, P] bool
-    response_ids: torch.Tensor = padded("right")     # [B, T]
-    mask: torch.Tensor = padded("right")     # [B, T] bool: loss tokens, the end-of-sequence token
-    #                                          included
-    sampler_logp: torch.Tensor = padded("right")     # [B, T] float32, recorded while sampling
+    response_ids: torch.Tensor   # [B, T]
+    mask: torch.Tensor           # [B, T] bool: loss tokens, the end-of-sequence token included
+    sampler_logp: torch.Tensor   # [B, T] float32, recorded while sampling
     truncated: torch.Tensor      # [B] bool: reached max_new_tokens without an end
     texts: list                  # B strings, each cut before its stop string
     group_size: int = shared()
     forced_routes: object = None     # which experts must be taken (features/routing_replay.py)
-    turn_rewards: torch.Tensor | None = padded("right", default=None)    # [B, T] a turn's reward at
-    #                                                                      its last token, else 0
+    turn_rewards: torch.Tensor | None = None     # [B, T] a turn's reward at its last token, else 0
     games: list = field(default_factory=list)    # of features.turns.Game, for each response
     prefix: int = shared(default=0)  # number of first tokens that all prompts share (FastSampler)
     own_prompts: bool = shared(default=False)    # the prompts of a group differ, by an
@@ -93,8 +91,8 @@ class Rollout:
         wide = {}
         for f in fields(self):
             x = getattr(self, f.name)
-            if x is not None and "padded" in f.metadata:
-                left = f.metadata["padded"] == "left"
+            if isinstance(x, torch.Tensor) and x.dim() > 1:
+                left = f.metadata.get("padded") == "left"
                 ends = (P - x.shape[1], 0) if left else (0, T - x.shape[1])
                 wide[f.name] = F.pad(x, (0, 0) * (x.dim() - 2) + ends)
         return replace(self, **wide)

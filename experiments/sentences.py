@@ -144,10 +144,13 @@ against GRPO, 61 tokens} and {mean lengths: GSPO wide against GRPO, 110 tokens}.
 
 1; held out at the end {after own_rate: GSPO, 61 8e-4}. A GRPO
 
-wide is ahead of GRPO, {after controls: GSPO wide, 8 batches old} with samples 8 batches old,
-{after controls: GSPO wide, int3} with an int3 sampler; s − w with wide's drops is {after
-controls: GSPO wide - w, wide's drops, 8 batches old} and {after controls: GSPO wide - w, wide's
-drops, int3}, undecided.
+wide is ahead of GRPO, {controls_final: GSPO wide against GRPO, 8 batches old} with samples 8
+batches old and {controls_final: GSPO wide against GRPO, int3} with an int3 sampler. Most
+
+w with its drops is {controls_final: w, wide's drops against GRPO, 8 batches old} and
+{controls_final: w, wide's drops against GRPO, int3} from GRPO. But s is ahead of w, too,
+{controls_final: GSPO wide against w, wide's drops, 8 batches old} and {controls_final: GSPO wide
+against w, wide's drops, int3}. Wide
 
 Collapsed: GRPO {above offpolicy: collapsed: GRPO}, the paper's range {above offpolicy: collapsed:
 GSPO}, wide {above offpolicy: collapsed: GSPO wide}.

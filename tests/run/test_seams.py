@@ -13,7 +13,7 @@ import session.learner
 import train
 from features.feature import Feature
 from plumbing.speed import fast
-from rollout import Rollout, padded
+from rollout import Rollout
 from session import arguments
 from tiny_run import differences, read_json
 
@@ -122,7 +122,7 @@ def test_a_group_of_parameters_keeps_its_own_rate(run, first, monkeypatch):
 class Wide(Rollout):
     """A Rollout with a field of one's own, which here shows the token."""
 
-    kept: torch.Tensor = padded("right", default=None)       # [B, T, 1]
+    kept: torch.Tensor = None                                # [B, T, 1]
 
 
 def test_a_new_tensor_of_rollout_is_cut_joined_and_merged_with_it(run, then):
