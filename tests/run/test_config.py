@@ -113,3 +113,12 @@ def test_the_laptops_recipe_is_the_default_run():
     file = ROOT / "recipes/laptop.yaml"
     recipe, default = (asdict(parse(argv)) for argv in (["--config", str(file)], []))
     assert recipe | {"config": []} == default and yaml.safe_load(file.read_text(encoding="utf-8"))
+
+
+def test_a_typed_epsilon_over_a_recipe_with_both_ends_is_resumed_by_the_same_command(tmp_path):
+    write(tmp_path / "mine.yaml", "epsilon: 0.2\nepsilon_high: 0.3\n")
+    words = f"--config {tmp_path}/mine.yaml --epsilon 0.1 --output_dir {tmp_path}".split()
+    settings = parse(words)
+    write(tmp_path / "config.json", json.dumps(asdict(settings)))
+    assert (settings.epsilon, settings.epsilon_high) == (0.1, 0.1)
+    assert parse([*words, "--resume"]).epsilon_high == 0.1
