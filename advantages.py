@@ -335,6 +335,9 @@ def groups_with_signal(name, rewards, group_size, advantages):
 def overlong_penalty(lengths, max_length, cache):
     """DAPO's soft length penalty (2503.14476 eq. 13), [B], to be added to the rewards: 0 for a
     length up to max_length - cache, then linear down to -1 at max_length. lengths [B] in tokens."""
+    if not 0 < cache <= max_length:
+        raise ValueError(f"cache is {cache}, max_length is {max_length}: cache must be above 0 and "
+                         "at most max_length")
     return ((max_length - cache - lengths) / cache).clamp(-1.0, 0.0)             # [B]
 
 
@@ -368,6 +371,8 @@ def whiten(x, mask, eps=1e-8):
 def at_last_token(rewards, mask):
     """Rewards [B] -> [B, T]: each reward at the last loss token of its row, 0 elsewhere."""
     rewards = check_rewards(rewards)                                             # [B]
+    if len(rewards) != len(mask):
+        raise ValueError(f"rewards is {list(rewards.shape)} but mask is {list(mask.shape)}")
     later = mask.flip(-1).cumsum(-1).flip(-1)                                    # [B, T]
     return torch.where(mask & (later == 1), rewards[:, None], 0.0)               # [B, T]
 

@@ -106,12 +106,12 @@ def evaluate(sampler, task, problems, samples, temperature, seed=0, progress=Non
     return {"texts": texts, **reward_scores(task, parts, G)}
 
 
-def held_out(settings, learner, task):
+def held_out(learner):
     """Evaluate the trained policy on held-out prompts: {"sampled": ..., "greedy": ...}, each as
     evaluate returns it; None without --eval_samples."""
+    settings, task, actor = learner.settings, learner.task, learner.actor
     if not settings.eval_samples:
         return None
-    actor = learner.actor
     frozen = not all(p.requires_grad for p in actor.policy.parameters())     # held in 16 bits
     dtype = settings.autocast_dtype if frozen else None
     with gathered(actor) as policy, autocast(actor.policy.device, dtype):

@@ -38,10 +38,10 @@ MAX_LOGITS = 2**24          # the most logits that exist at a time: 64 MB in flo
 MAX_LOGITS_ON_GPU = 2**26   # 256 MB: larger chunks read the LM head's weights less often
 
 
-def padded(side):
-    """A field of tensors [B, n, ...] that are padded along n on this side, "left" as prompts are.
-    Others are padded on the right, as responses are."""
-    return field(metadata={"padded": side})
+def left_padded():
+    """A field of tensors [B, n, ...] that are padded along n on the left, as prompts are. Others
+    are padded on the right, as responses are."""
+    return field(metadata={"left": True})
 
 
 def shared(**default):
@@ -54,10 +54,10 @@ class Rollout:
     """B = Q·G responses, one row each; the G responses to a prompt are adjacent. The prompts are
     repeated, too: 8,192 rows with prompts of 4,096 tokens take 300 MB. A field has an entry per
     response unless it is `shared`, and a tensor [B, n, ...] is padded on the right unless it is
-    `padded("left")`; whoever cuts, joins or merges rollouts goes over the fields."""
+    `left_padded`; whoever cuts, joins or merges rollouts goes over the fields."""
 
-    prompt_ids: torch.Tensor = padded("left")        # [B, P]
-    prompt_mask: torch.Tensor = padded("left")       # [B, P] bool
+    prompt_ids: torch.Tensor = left_padded()         # [B, P]
+    prompt_mask: torch.Tensor = left_padded()        # [B, P] bool
     response_ids: torch.Tensor   # [B, T]
     mask: torch.Tensor           # [B, T] bool: loss tokens, the end-of-sequence token included
     sampler_logp: torch.Tensor   # [B, T] float32, recorded while sampling
@@ -92,7 +92,7 @@ class Rollout:
         for f in fields(self):
             x = getattr(self, f.name)
             if isinstance(x, torch.Tensor) and x.dim() > 1:
-                left = f.metadata.get("padded") == "left"
+                left = "left" in f.metadata
                 ends = (P - x.shape[1], 0) if left else (0, T - x.shape[1])
                 wide[f.name] = F.pad(x, (0, 0) * (x.dim() - 2) + ends)
         return replace(self, **wide)

@@ -91,7 +91,7 @@ class Batch:
     rewards = property(lambda self: self.task.total(self.parts))     # [B] follow from them
 
     def take(self, rows):
-        """The responses `rows` [n], whole groups or a part of one: a mini-batch, a micro-batch."""
+        """The responses `rows` [n], as many of every group: a mini-batch, a micro-batch."""
         return take_fields(self, rows)
 
     def scale_surrogate(self, factor):
@@ -111,7 +111,7 @@ def train(learner, recorder, start, stop):
         batch, mini, updates, times = train_batch(learner, step)
         held = None
         if settings.eval_steps and step % settings.eval_steps == 0 and step < settings.steps:
-            held = held_out(settings, learner, learner.task)
+            held = held_out(learner)
         recorder.log(batch, mini, updates, times, held)
         stopping = any(learner.gather([stop.since is not None]))     # in any process
         due = settings.save_steps and step % settings.save_steps == 0
@@ -161,10 +161,9 @@ def train_batch(learner, step):
 
 def collect(learner, step):
     """(rollout, B problems, parts [B, K], (rollout, parts) of each round) of a rollout batch."""
-    settings, task = learner.settings, learner.task
-
     def draw(attempt):
-        problems = [task.train[i] for i in learner.stream.next(settings.prompts_per_step)]
+        numbers = learner.stream.next(learner.settings.prompts_per_step)
+        problems = [learner.task.train[i] for i in numbers]
         rollout, problems = sample(learner, problems, step, attempt)
         return rollout, problems, reward(learner, rollout, problems)
     rounds = [draw(0)]
@@ -279,7 +278,7 @@ def run_script(settings, task=None):
     learner = Learner(settings, task, policy, tokenizer, device)
     if settings.dry_run:
         return dry_run(learner)
-    before = None if newest else held_out(settings, learner, task)
+    before = None if newest else held_out(learner)
     start = checkpoints.restore(newest, learner) if newest else 0
     folder = processes.on_first(lambda: checkpoints.begin_run(settings, folder, start))
     screen.print_once(f"metrics are written to {folder}/metrics.jsonl")
@@ -291,7 +290,7 @@ def run_script(settings, task=None):
                           f"{folder} --resume continues")
         raise SystemExit(130)
     seconds = time.perf_counter() - began
-    screen.report(folder, task, "after", held_out(settings, learner, task), seconds=seconds,
+    screen.report(folder, task, "after", held_out(learner), seconds=seconds,
                   steps=step)
     screen.print_once(f"{seconds:.0f} s; next: python eval.py ask {folder}/checkpoints/step_{step} "
                       f'"PROMPT", python eval.py dashboard {folder}')
@@ -308,9 +307,9 @@ def dry_run(learner):
     screen.print_once(f"dry run: an update with the longest responses ({T} tokens)")
     longest_update(learner, batch.rollout, T)
     seconds = times[-1] - times[0]
-    minutes = seconds * settings.steps / 60
     screen.print_once(f"{describe(first_responses(batch)[0])}\na rollout batch takes "
-                      f"{seconds:.1f} s, all of them {minutes:.0f} min, without evaluations")
+                      f"{seconds:.1f} s, all of them {seconds * settings.steps / 60:.0f} min, "
+                      "without evaluations")
     if learner.device.type == "cuda":
         peak = torch.cuda.max_memory_allocated() / 2 ** 30
         screen.print_once(f"the longest update takes {peak:.1f} GiB")

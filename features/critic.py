@@ -1,7 +1,7 @@
 """The critic of PPO (1707.06347): a value head on the policy, trained on the returns of GAE.
 
-It is there wherever the --advantage reads "values": `gae`, or a user's row. advantages.py has
-GAE. One optimizer trains both; verl's critic has an optimizer of its own.
+It is there wherever the --advantage reads "values": `gae` (advantages.py), or a user's row. One
+optimizer trains both; verl's critic has an optimizer of its own.
 """
 
 from dataclasses import dataclass

@@ -26,16 +26,16 @@ class Trackers(Feature):
         super().__init__(learner)
         self.write = None
         try:                             # before the first rollout batch
-            importlib.import_module(self.settings.report_to)
+            self.package = importlib.import_module(self.settings.report_to)
         except ImportError as error:
             refuse(self.settings, "report_to", f"cannot be used: {error}")
 
     def report(self, folder, record):
-        self.write = self.write or start(self.settings, folder, record["step"])
+        self.write = self.write or start(self.package, self.settings, folder, record["step"])
         self.write(flat(record), record["step"])
 
 
-def start(settings, folder, step):
+def start(package, settings, folder, step):
     """The function (numbers by name, step) that reports. The run starts or continues with batch
     `step`."""
     if settings.report_to == "tensorboard":
@@ -47,7 +47,6 @@ def start(settings, folder, step):
                 writer.add_scalar(name, value, now)
             writer.flush()
         return write
-    package = importlib.import_module(settings.report_to)
     package.init(project="gspo", name=folder.name, config=asdict(settings))
     atexit.register(package.finish)
     return lambda numbers, now: package.log(numbers, step=now)

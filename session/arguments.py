@@ -128,7 +128,8 @@ class Core:
         needs="dataset_name")
     columns: list[str] = flag(
         [], "names of the prompt column and of the answer column (default: prompt, question or "
-            "problem; answer or solution)", needs="dataset_name|environment",)
+            "problem; answer or solution)", needs="dataset_name|environment",
+        must=(lambda names: len(names) <= 2, "be two names at most"))
     verifier: list[str] = flag(
         [], "what computes the reward: math (math-verify), exact or FILE.py:FUNCTION; the rewards "
             "of several functions are added (default: math)", needs="dataset_name|environment")

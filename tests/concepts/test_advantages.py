@@ -292,7 +292,9 @@ REFUSED = [
     (lambda: leave_one_out(REWARDS, 1), "group_size is 1"),
     (lambda: has_signal(REWARDS[:, None], 2), "rewards is"),
     (lambda: gae(REWARDS, ZEROS[:, :2], MASK), "values is"),
+    (lambda: gae(REWARDS[:5], ZEROS, MASK), "rewards is"),
     (lambda: value_loss(ZEROS, ZEROS, ZEROS[:, :2], MASK), "returns is"),
+    (lambda: overlong_penalty(torch.tensor([5]), 20, 30), "cache is 30"),
     (lambda: estimate_advantages("gae", REWARDS, 2), "reads values, mask")]
 
 
