@@ -42,6 +42,7 @@ if __name__ == "__main__":
     sys.stdout.reconfigure(errors="replace")     # for consoles without Greek letters
     SETTINGS = parse(sys.argv[1:])   # --help and wrong flags do not wait for the imports below
 
+import gc
 import random
 import time
 from dataclasses import dataclass, field, replace
@@ -338,6 +339,7 @@ def main(argv=None):
         raise Refusal("out of GPU memory: lower --micro_batch_size, --max_completion_length, "
                       "--prompts_per_step or --eval_prompts, or do what docs/speed.md suggests; "
                       "--dry_run tries the longest responses") from error
+    gc.collect()            # features and their learner refer to each other
     processes.stop()        # only here, where the policy that was trained is no longer in memory
 
 

@@ -137,8 +137,7 @@ def find_hooks(features):
 
 def has_hook(feature, hook):
     """Whether a feature of a run overrides a hook."""
-    overridden = getattr(type(feature), hook) is not getattr(Feature, hook)
-    return overridden and getattr(feature, hook) is not None
+    return getattr(type(feature), hook) is not getattr(Feature, hook)
 
 
 def refuse(settings, name, words):
