@@ -88,8 +88,8 @@ def shortened(words, model):
     """Flags of train.py with a tiny model for every checkpoint, and few and short responses. Of a
     flag that is given twice the second decides."""
     typed = parse_flags(words)
-    if "config" in typed:
-        typed = parse_flags(read_recipe(typed["config"])) | typed
+    for file in typed.get("config", []):
+        typed = read_recipe(file) | typed
     own = TINY
     if "environment" in typed:
         own = ["--cold_start_steps", "5"]                    # a game has its own prompts
