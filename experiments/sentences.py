@@ -45,7 +45,7 @@ random drops: mean}. The weight
 s is behind w, {mean weight: s, no clip against w, no clip, 61 2e-4}, and level with no ratio. If
 only responses with Â < 0 get s it is {mean weight: s where wrong against w, no clip, 61 2e-4 (not
 primary)}, if only those with Â > 0, {mean weight: s where right against w, no clip, 61 2e-4 (not
-primary)}. Where w
+primary)}. Perhaps
 
 s is as biased as no ratio, {toy bias s 240 usual} of |∇J| at 240 digits, w {toy bias w 240 usual}.
 *As
@@ -65,16 +65,16 @@ range ten times as wide does the same: it drops {toy share ×10 24 at .05} and i
 
 | 800 | {toy epsilon 800 .05} | {toy best share 800 .05} |
 
-ahead of the paper's, {lengths: mid against the paper's range, over three lengths}, and level with
+ahead of the paper's, {lengths: mid against the paper's range, over three lengths}, and within ±.03 of
 GRPO.
 
 over the batches is {toy level paper 24 own} at rate {toy rate paper 24}, GRPO's {toy level GRPO
 24 own} at {toy rate GRPO 24}. Wide has {toy level wide 24 own} (other seeds than
 
 it is, too, {own_rate: GSPO against GRPO, 21 tokens} at 21 tokens and {own_rate: GSPO against GRPO,
-61 tokens} at 61. Above
+61 tokens} at 61. At
 
-more: held-out pass@1 is {mean offpolicy: before: large steps} before, and at the end {other
+undecided: held-out pass@1 is {mean offpolicy: before: large steps} before, and at the end {other
 offpolicy: wide against GRPO, pass@1 at the end} with GRPO, {level offpolicy: wide against GRPO,
 pass@1 at the end} with wide and {level offpolicy: the paper's range against GRPO, pass@1 at the
 end} with the paper's range (32 seeds). With neither clipped, GSPO is
@@ -124,23 +124,23 @@ GSPO ends {final collapse: GSPO} above.
 
 all s is behind w, {weight: s, no clip against w, no clip, 61 2e-4}, and level with no ratio,
 {weight: s, no clip against no ratio, 61 2e-4}; with wide's drops for both it is behind w, {weight:
-GSPO wide against w, wide's drops, 61 2e-4}. Two
+GSPO wide against w, wide's drops, 61 2e-4}. Level
 
-were level and are wrong. With s only where Â < 0 it is {weight: s where wrong against w, no clip,
+twice wrongly. With s only where Â < 0 it is {weight: s where wrong against w, no clip,
 61 2e-4 (not primary)} from w, only where Â > 0 {weight: s where right against w, no clip, 61 2e-4
 (not primary)}: as
 
 W without a clip is {weight: w, no clip against GRPO, 61 2e-4 (not primary)} from GRPO, so
 
-twenty batches): with equal drops s and w are level, {rule: weight: GSPO against w with GSPO's
-drops}, and what costs is dropping .4: GSPO {rule: GSPO against GRPO}. That cost is early: held out
-at the end GSPO is {after rule: GSPO, 21 tokens, 4e-4, 12 seeds}, and as many random drops {after
+twenty batches): with equal drops s − w is {rule: weight: GSPO against w with GSPO's
+drops}, level by ±.03, and what costs is dropping .4: GSPO {rule: GSPO against GRPO}. Held out at
+the end, undecided: GSPO is {after rule: GSPO, 21 tokens, 4e-4, 12 seeds}, and as many random drops {after
 rule: w, random drops, 21 tokens, 4e-4, 12 seeds}. *At
 
 mid with .08 is {lengths: GSPO mid against GRPO, 61 tokens} and {lengths: GSPO mid against GRPO,
-110 tokens} from GRPO, the paper's range with .3 {mean lengths: GSPO against GRPO, 61 tokens} and
-{mean lengths: GSPO against GRPO, 110 tokens}, wide with .04 and .02 {mean lengths: GSPO wide
-against GRPO, 61 tokens} and {mean lengths: GSPO wide against GRPO, 110 tokens}.
+110 tokens} from GRPO, the paper's range with .3 {mean lengths: GSPO against GRPO, 61 tokens} (undecided)
+and {mean lengths: GSPO against GRPO, 110 tokens}, wide with .04 and .02 {mean lengths: GSPO wide
+against GRPO, 61 tokens} and {mean lengths: GSPO wide against GRPO, 110 tokens} (undecided).
 
 1; held out at the end {after own_rate: GSPO, 61 8e-4}. A GRPO
 
@@ -150,7 +150,7 @@ batches old and {controls_final: GSPO wide against GRPO, int3} with an int3 samp
 w with its drops is {controls_final: w, wide's drops against GRPO, 8 batches old} and
 {controls_final: w, wide's drops against GRPO, int3} from GRPO. S itself is ahead
 of w with old samples, {controls_final: GSPO wide against w, wide's drops, 8 batches old}, and
-undecided with int3, {controls_final: GSPO wide against w, wide's drops, int3}. Wide
+undecided with int3, {controls_final: GSPO wide against w, wide's drops, int3}. Not
 
 Collapsed: GRPO {above offpolicy: collapsed: GRPO}, the paper's range {above offpolicy: collapsed:
 GSPO}, wide {above offpolicy: collapsed: GSPO wide}.
@@ -174,7 +174,7 @@ means over batches): the paper's range {own_rate: GSPO against GRPO, 21 tokens} 
 {own_rate: GSPO against GRPO, 61 tokens} at 61, in the last four batches {last4 own_rate: GSPO, 21
 tokens, own rate 4e-4} and {last4 own_rate: GSPO, 61 tokens, own rate 2e-4}; held out undecided.
 Mid {own_rate: GSPO mid against GRPO, 21 tokens} and {own_rate: GSPO mid against GRPO, 61 tokens}.
-Filter
+Refusals
 
 of 16 experts, 32 seeds): the paper's range {depth: GSPO against GRPO, 2.8e-4}, undecided
 
