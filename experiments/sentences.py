@@ -65,7 +65,7 @@ range ten times as wide does the same: it drops {toy share ×10 24 at .05} and i
 
 | 800 | {toy epsilon 800 .05} | {toy best share 800 .05} |
 
-ahead of the paper's, {lengths: mid against the paper's range, over three lengths}, and within ±.03 of
+ahead of the paper's, {lengths: mid against the paper's range, over three lengths}, and level with
 GRPO.
 
 over the batches is {toy level paper 24 own} at rate {toy rate paper 24}, GRPO's {toy level GRPO
