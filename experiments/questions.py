@@ -158,15 +158,16 @@ def at_lengths(variant, lengths, rates):
 FINAL = "--eval_prompts 512 --eval_samples 4"
 OPEN = "--epsilon 1 --epsilon_high inf"                     # a clip range that nothing leaves
 SHOWN = ("after", "speed", "clip_signal", "std_log_s", "dropped", "before", "collapsed")
-LOOK = dict(alpha=.025, least=12)
 
 
-def contrast(one, other, predicted, setting):
-    """Two rules of one minus other in a setting: final, which is primary, and speed."""
+def contrast(one, other, predicted, setting, seeds=12):
+    """Two rules of one minus other in a setting: final, which is primary, and speed. seeds: as many
+    as are planned; with fewer it is undecided."""
+    look = dict(alpha=.025, least=seeds)
     name = f"{one} against {other}, {setting}"
     of = f"{one}@{setting}:{{}} - {other}@{setting}:{{}}"
-    return {name: Rule(of.format("after", "after"), level=.02, predicted=predicted, **LOOK),
-            f"{name}: speed": Rule(of.format("speed", "speed"), level=.015, **LOOK)}
+    return {name: Rule(of.format("after", "after"), level=.02, predicted=predicted, **look),
+            f"{name}: speed": Rule(of.format("speed", "speed"), level=.015, **look)}
 
 
 def beside(variants, settings, figures=SHOWN):
@@ -233,11 +234,11 @@ FAIR = Question(
                    LOOKS[length])))
           + tuple(Part(f"all {length}", range(702, 722), (MID_DROPS,), 4)
                   for length in ("21", "61")),
-    rules={**contrast("GSPO mid", "GRPO", "level", "best 21"),
+    rules={**contrast("GSPO mid", "GRPO", "level", "best 21", LOOKS["21"]),
            **contrast("GSPO mid", "GRPO", "level", "best 61"),
-           **contrast("GSPO", "GRPO", "behind", "best 21"),
+           **contrast("GSPO", "GRPO", "behind", "best 21", LOOKS["21"]),
            **contrast("GSPO", "GRPO", "level", "best 61"),
-           **contrast("GSPO mid", MID_DROPS, "level", "best 21 of GSPO mid"),
+           **contrast("GSPO mid", MID_DROPS, "level", "best 21 of GSPO mid", LOOKS["21"]),
            **contrast("GSPO mid", MID_DROPS, "level", "best 61 of GSPO mid"),
            **{rule: of for length in ("21", "61") for rule, of in (
                   not_primary(f"best {length}", ("GSPO wide", "GRPO"), ("GRPO narrow", "GRPO"))
@@ -267,9 +268,9 @@ CONTROLS_FINAL = Question(
     variants=TRUSTED, settings=OLD, seeds=range(902, 926), seconds=20,
     rules={rule: of for setting in OLD for one, other in (
                ("GSPO wide", "GRPO"), ("GSPO wide", "w, wide's drops"))
-           for rule, of in contrast(one, other, "ahead", setting).items()}
+           for rule, of in contrast(one, other, "ahead", setting, 24).items()}
           | {rule: of for setting in OLD
-             for rule, of in contrast("w, wide's drops", "GRPO", "ahead", setting).items()}
+             for rule, of in contrast("w, wide's drops", "GRPO", "ahead", setting, 24).items()}
           | beside(TRUSTED, OLD),
     notes="""The samplers' log-probs are the old ones (--old_logp sampler). Read at 12, 16 and 24
         seeds. `w, wide's drops`: GRPO's weights, responses dropped by s at .03 / .04.""")

@@ -111,7 +111,7 @@ def find_question(name):
 
 def judged(question, runs):
     """({rule: dict}, a line about the question)."""
-    lacking = len(list(missing(question, runs)))
+    lacking = len({*missing(question, runs)})
     made = sum("refused" not in run for run in runs.values())
     found = judging.judge(question, runs)
     return found, judging.summarize(question, found, made, lacking)
@@ -119,7 +119,7 @@ def judged(question, runs):
 
 def forecast(name, question, runs):
     """What a question still lacks, as a sentence."""
-    lacking = [setting for _, setting, _ in missing(question, runs)]
+    lacking = [setting for _, setting, _ in {*missing(question, runs)}]
     took = [run["seconds"] for run in runs.values() if run["seconds"]]
     each = statistics.median(took or [question.seconds])
     return (f"{name}: {len(runs)} runs made, {len(lacking)} missing ({lacking.count(None)} of them "

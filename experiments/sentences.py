@@ -71,8 +71,7 @@ GRPO.
 over the batches is {toy level paper 24 own} at rate {toy rate paper 24}, GRPO's {toy level GRPO
 24 own} at {toy rate GRPO 24}. Wide has {toy level wide 24 own} (other seeds than
 
-it is, too, {own_rate: GSPO against GRPO, 21 tokens} at 21 tokens and {own_rate: GSPO against GRPO,
-61 tokens} at 61. At
+it is, too, {fair: GSPO against GRPO, best 21}, and *mid* is
 
 undecided: held-out pass@1 is {mean offpolicy: before: large steps} before, and at the end {other
 offpolicy: wide against GRPO, pass@1 at the end} with GRPO, {level offpolicy: wide against GRPO,
@@ -134,15 +133,28 @@ W without a clip is {weight: w, no clip against GRPO, 61 2e-4 (not primary)} fro
 
 twenty batches): with equal drops s − w is {rule: weight: GSPO against w with GSPO's
 drops}, level by ±.03, and what costs is dropping .4: GSPO {rule: GSPO against GRPO}. Held out at
-the end, undecided: GSPO is {after rule: GSPO, 21 tokens, 4e-4, 12 seeds}, and as many random drops {after
+the end, undecided: GSPO is {after rule: GSPO, 21 tokens, 4e-4, 12 seeds}, and as many random drops
+{after
 rule: w, random drops, 21 tokens, 4e-4, 12 seeds}. *At
 
 mid with .08 is {lengths: GSPO mid against GRPO, 61 tokens} and {lengths: GSPO mid against GRPO,
-110 tokens} from GRPO, the paper's range with .3 {mean lengths: GSPO against GRPO, 61 tokens} (undecided)
+110 tokens} from GRPO, the paper's range with .3 {mean lengths: GSPO against GRPO, 61 tokens}
+(undecided)
 and {mean lengths: GSPO against GRPO, 110 tokens}, wide with .04 and .02 {mean lengths: GSPO wide
 against GRPO, 61 tokens} and {mean lengths: GSPO wide against GRPO, 110 tokens} (undecided).
 
-1; held out at the end {after own_rate: GSPO, 61 8e-4}. A GRPO
+mid is level with GRPO, {fair: GSPO mid against GRPO, best 21}, and with w and its drops, {fair:
+GSPO mid against w, mid's drops, best 21 of GSPO mid}; the
+paper's range is behind, {fair: GSPO against GRPO, best 21}. Without a verdict: wide {fair: GSPO
+wide against GRPO, best 21 (not primary)}, a
+GRPO with ε .05 {fair: GRPO narrow against GRPO, best 21 (not primary)}. At
+
+collapses: GRPO {mean fair: choosing: GRPO, 21 8e-4: after}, with ε .05 {mean fair: choosing: GRPO
+narrow, 21 8e-4: after}, the paper's range {mean fair: choosing: GSPO, 21 8e-4: after}, mid {mean
+fair: choosing: GSPO mid, 21 8e-4: after}, wide {mean fair: choosing: GSPO wide, 21 8e-4: after}.
+At 1.6e-3
+
+1; held out at the end {after own_rate: GSPO, 61 8e-4}.
 
 wide is ahead of GRPO, {controls_final: GSPO wide against GRPO, 8 batches old} with samples 8
 batches old and {controls_final: GSPO wide against GRPO, int3} with an int3 sampler. Most
@@ -171,8 +183,7 @@ digits it is {toy w against s 24 own} from it
 .05} to {toy best share 80 .2}.
 
 means over batches): the paper's range {own_rate: GSPO against GRPO, 21 tokens} at 21 tokens and
-{own_rate: GSPO against GRPO, 61 tokens} at 61, in the last four batches {last4 own_rate: GSPO, 21
-tokens, own rate 4e-4} and {last4 own_rate: GSPO, 61 tokens, own rate 2e-4}; held out undecided.
+{own_rate: GSPO against GRPO, 61 tokens} at 61; held out undecided.
 Mid {own_rate: GSPO mid against GRPO, 21 tokens} and {own_rate: GSPO mid against GRPO, 61 tokens}.
 Refusals
 
@@ -181,8 +192,7 @@ of 16 experts, 32 seeds): the paper's range {depth: GSPO against GRPO, 2.8e-4}, 
 GRPO collapses in {collapsed collapse: GRPO} runs, GSPO in {collapsed collapse: GSPO}, wide in
 {collapsed collapse: GSPO wide}; routing replay, {collapse: replay repairs it}, undecided.
 
-held-out reward, wide against GRPO {counting: GSPO wide is ahead of GRPO}; its pass@1 {final
-counting: pass@1 wide}.
+pass@1 (SmolLM2, one rate), wide against GRPO: {final counting: pass@1 wide}.
 """,
 "docs/speed.md": """
 It is {gpu-share} times what
