@@ -143,8 +143,8 @@ mid with .08 is {lengths: GSPO mid against GRPO, 61 tokens} and {lengths: GSPO m
 and {mean lengths: GSPO against GRPO, 110 tokens}, wide with .04 and .02 {mean lengths: GSPO wide
 against GRPO, 61 tokens} and {mean lengths: GSPO wide against GRPO, 110 tokens} (undecided).
 
-mid is level with GRPO, {fair: GSPO mid against GRPO, best 21}, and with w and its drops, {fair:
-GSPO mid against w, mid's drops, best 21 of GSPO mid}; the
+mid is level with GRPO, {fair: GSPO mid against GRPO, best 21}, and, at its
+rate, with w and its drops, {fair: GSPO mid against w, mid's drops, best 21 of GSPO mid}; the
 paper's range is behind, {fair: GSPO against GRPO, best 21}. Without a verdict: wide {fair: GSPO
 wide against GRPO, best 21 (not primary)}, a
 GRPO with ε .05 {fair: GRPO narrow against GRPO, best 21 (not primary)}. At
