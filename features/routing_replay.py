@@ -50,10 +50,7 @@ class RoutingReplay(Feature):
     def wrap_sampler(cls, settings, sampler, training):
         if not training or settings.routing_replay != "rollout":
             return sampler
-        rollout = import_module("rollout")                   # transformers: --help does not wait
-        plain = rollout.Sampler(sampler.policy, sampler.tokenizer, sampler.max_new_tokens,
-                                sampler.temperature, sampler.stop)      # a row per response
-        return RecordingSampler(plain, settings)
+        return RecordingSampler(sampler, settings)
 
     def __init__(self, learner):
         super().__init__(learner)
@@ -147,15 +144,16 @@ def recorded_routes(routes, rollout, together=False):
 # ------------------------------------------------------------------- recorded while sampling (R3)
 
 class RecordingSampler(Wrapper):
-    """Attaches ForcedRoutes to what a plain sampler samples."""
+    """Attaches ForcedRoutes to what a sampler samples in the plain way, with a row per response."""
 
     def __init__(self, sampler, settings):
         super().__init__(sampler)
         self.together = reads_together(settings, self.policy)
 
     def sample(self, *inputs, **options):
+        sample = import_module("rollout").Sampler.sample     # transformers: --help does not wait
         with record_routes(self.policy) as recorded:
-            rollout = self.sampler.sample(*inputs, **options)
+            rollout = sample(self.sampler, *inputs, **options)
         passes = recorded.passes[:rollout.mask.shape[1]]     # of the prompts, then of each token
         prompts = Pass(*(x[:, ::rollout.group_size] for x in passes[0]))            # [L, Q, P, ·]
         responses = Pass(*(torch.cat([first[:, :, :0], *steps], 2)

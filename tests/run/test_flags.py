@@ -6,6 +6,7 @@ Both runs of a flag share all others, and runs are kept, so that the entries sha
 first runs. What a run shows: metrics, what it printed, its files, the shape of every forward.
 """
 
+import hashlib
 import io
 import json
 import os
@@ -54,7 +55,7 @@ def checkpoint(seen):
 
 
 def weights(seen):
-    return (checkpoint(seen) / "model.safetensors").read_bytes()
+    return hashlib.sha256((checkpoint(seen) / "model.safetensors").read_bytes()).hexdigest()
 
 
 LOOKS = {                                                    # beside the attributes of Seen
@@ -65,7 +66,7 @@ LOOKS = {                                                    # beside the attrib
     "layers": lambda seen: len(seen.metrics[-1]["flip_rate_per_layer"]),
     "mismatch": lambda seen: seen.metrics[-1]["mismatch_kl"] > 1e-6,
     "prompts": lambda seen: [s["prompt"] for s in seen.samples],
-    "size": lambda seen: len(weights(seen)),
+    "size": lambda seen: (checkpoint(seen) / "model.safetensors").stat().st_size,
     "tfevents": lambda seen: any("tfevents" in file for file in seen.files),
     "trained": lambda seen: [shape for *shape, gradient in seen.forwards if gradient],
     "updates": lambda seen: len(seen.metrics[-1]["minibatches"]),
