@@ -161,8 +161,8 @@ batches old and {controls_final: GSPO wide against GRPO, int3} with an int3 samp
 
 w with its drops is {controls_final: w, wide's drops against GRPO, 8 batches old} and
 {controls_final: w, wide's drops against GRPO, int3} from GRPO. S itself is ahead
-of w with old samples, {controls_final: GSPO wide against w, wide's drops, 8 batches old}, and
-undecided with int3, {controls_final: GSPO wide against w, wide's drops, int3}. Not
+of w, too, {controls_final: GSPO wide against w, wide's drops, 8 batches old} and {controls_final:
+GSPO wide against w, wide's drops, int3} (at
 
 Collapsed: GRPO {above offpolicy: collapsed: GRPO}, the paper's range {above offpolicy: collapsed:
 GSPO}, wide {above offpolicy: collapsed: GSPO wide}.
