@@ -98,7 +98,7 @@ class ForcedRoutes:
 
     def take(self, rows):
         G = self.responses.indices.shape[1] // self.prompts.indices.shape[1]
-        return replace(self, prompts=self.prompts.take(rows[::G] // G),
+        return replace(self, prompts=self.prompts.take((rows // G).unique_consecutive()),
                        responses=self.responses.take(rows))
 
     def join(self, others):

@@ -88,7 +88,7 @@ def test_the_trainer_takes_exactly_the_samplers_experts(family, way, prompts):
 def test_routes_are_cut_and_joined_with_their_rollout():
     sampler, model = otherwise(make()), make()
     whole = sampled(sampler, prompts=SHARED + SHORT)
-    taken = ([12, 13, 14, 15, 4, 5, 6, 7], [0, 1, 2, 3], [5, 6])       # groups of four
+    taken = ([12, 13, 14, 15, 4, 5, 6, 7], [0, 1, 2, 3], [5, 6], [12, 14, 5, 7])  # groups of four
     parts = [whole.take(torch.tensor(rows)) for rows in taken]
     other = sampled(sampler, prompts=[p + "1+" for p in SHORT])
     parts += [join([whole, other]), join([other, whole]).take(torch.arange(8))]
