@@ -44,8 +44,7 @@ random drops: mean}. The weight
 
 s is behind w, {mean weight: s, no clip against w, no clip, 61 2e-4}, and level with no ratio. If
 only responses with Â < 0 get s it is {mean weight: s where wrong against w, no clip, 61 2e-4 (not
-primary)}, if only those with Â > 0, {mean weight: s where right against w, no clip, 61 2e-4 (not
-primary)}. Perhaps
+primary)}, if only those with Â > 0, {mean weight: s where right against w, no clip, 61 2e-4 (not primary)}.
 
 s is as biased as no ratio, {toy bias s 240 usual} of |∇J| at 240 digits, w {toy bias w 240 usual}.
 *As
@@ -137,12 +136,6 @@ the end, undecided: GSPO is {after rule: GSPO, 21 tokens, 4e-4, 12 seeds}, and a
 {after
 rule: w, random drops, 21 tokens, 4e-4, 12 seeds}. *At
 
-mid with .08 is {lengths: GSPO mid against GRPO, 61 tokens} and {lengths: GSPO mid against GRPO,
-110 tokens} from GRPO, the paper's range with .3 {mean lengths: GSPO against GRPO, 61 tokens}
-(undecided)
-and {mean lengths: GSPO against GRPO, 110 tokens}, wide with .04 and .02 {mean lengths: GSPO wide
-against GRPO, 61 tokens} and {mean lengths: GSPO wide against GRPO, 110 tokens} (undecided).
-
 mid is level with GRPO, {fair: GSPO mid against GRPO, best 21}, and, at its
 rate, with w and its drops, {fair: GSPO mid against w, mid's drops, best 21 of GSPO mid}; the
 paper's range is behind, {fair: GSPO against GRPO, best 21}. Without a verdict: wide {fair: GSPO
@@ -173,8 +166,6 @@ the same share: wide against narrow GRPO} by Holm: undecided. Without any clip {
 collapsed: GSPO no clip} runs of GSPO collapse and {above offpolicy: collapsed: GRPO no clip} of
 GRPO.
 
-prompts it does not lead at 240 digits and rate .05, {toy 64 paper 240 at .05}.
-
 with .05 GRPO gains {toy g GRPO .05 24} at 24 digits, with .02 {toy g GRPO .02 240} at 240.
 
 digits it is {toy w against s 24 own} from it
@@ -184,7 +175,6 @@ digits it is {toy w against s 24 own} from it
 
 means over batches): the paper's range {own_rate: GSPO against GRPO, 21 tokens} at 21 tokens and
 {own_rate: GSPO against GRPO, 61 tokens} at 61; held out undecided.
-Mid {own_rate: GSPO mid against GRPO, 21 tokens} and {own_rate: GSPO mid against GRPO, 61 tokens}.
 Refusals
 
 of 16 experts, 32 seeds): the paper's range {depth: GSPO against GRPO, 2.8e-4}, undecided
