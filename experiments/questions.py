@@ -250,7 +250,7 @@ FAIR = Question(
                   ("21", "61"), FAIR_RATES, ("after", "collapsed", "std_log_s", "clip_signal"),
                   seeds=range(702, 722), form="{:.4f}")},
     notes="""Four seeds choose an arm's rate by final; it takes GRPO's if that is within a standard
-        error (paired) of its best. Twelve others judge, at the arm's own rate and at GRPO's. GSPO
+        error (paired) of its best. Others judge, at the arm's own rate and at GRPO's. GSPO
         mid keeps the ε of `lengths`; ε / σ is printed for each rate. The choosing runs say which
         rates stay usable: final at each rate, and how many of four runs collapse (a batch's pass
         rate below half of the best so far, four batches running).""")

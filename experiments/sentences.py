@@ -44,7 +44,8 @@ random drops: mean}. The weight
 
 s is behind w, {mean weight: s, no clip against w, no clip, 61 2e-4}, and level with no ratio. If
 only responses with Â < 0 get s it is {mean weight: s where wrong against w, no clip, 61 2e-4 (not
-primary)}, if only those with Â > 0, {mean weight: s where right against w, no clip, 61 2e-4 (not primary)}.
+primary)}, if only those with Â > 0, {mean weight: s where right against w, no clip, 61 2e-4
+(not primary)}.
 
 s is as biased as no ratio, {toy bias s 240 usual} of |∇J| at 240 digits, w {toy bias w 240 usual}.
 *As
@@ -154,7 +155,7 @@ batches old and {controls_final: GSPO wide against GRPO, int3} with an int3 samp
 
 w with its drops is {controls_final: w, wide's drops against GRPO, 8 batches old} and
 {controls_final: w, wide's drops against GRPO, int3} from GRPO. S itself is ahead
-of w, too, {controls_final: GSPO wide against w, wide's drops, 8 batches old} and {controls_final:
+of w, {controls_final: GSPO wide against w, wide's drops, 8 batches old} and {controls_final:
 GSPO wide against w, wide's drops, int3} (at
 
 Collapsed: GRPO {above offpolicy: collapsed: GRPO}, the paper's range {above offpolicy: collapsed:
