@@ -482,6 +482,8 @@ def add_flag(section, f):
     kind = next(t for t in (*get_args(f.type), f.type) if t is not NoneType)     # X of X | None
     several = {list: "extend", dict: Join}.get(get_origin(f.type) or f.type)
     default = f.metadata.get("unset", getattr(Settings, f.name, None))
+    if f.name in CHECKPOINT_DEFAULTS:
+        default = f"{default}; for a checkpoint {CHECKPOINT_DEFAULTS[f.name]}"
     section.add_argument(
         f"--{f.name}", nargs="+" if several else "?" if kind is bool else None, action=several,
         const=True if kind is bool else None,
