@@ -69,11 +69,11 @@ def reward_scores(task, parts, group_size):
     their weighted sums, and "right", which responses are right, both [n][G]; "reward" and
     "pass_at_1", the means of the two over problems, as with_interval gives them; "reward_parts",
     {component: mean}. The overlong penalty is not included: it is used only in training."""
-    parts = torch.tensor(parts)                                                    # [n·G, K]
+    parts = torch.tensor(parts, dtype=torch.float64)                               # [n·G, K]
     rewards = task.total(parts).view(-1, group_size)                               # [n, G]
     right = task.right(parts, group_size).view(-1, group_size)                     # [n, G]
-    each = rewards.double().nanmean(-1).nan_to_num(nan=0.0).tolist()               # n
-    means = parts.double().nanmean(0).nan_to_num(nan=0.0).tolist()                 # K
+    each = rewards.nanmean(-1).nan_to_num(nan=0.0).tolist()                        # n
+    means = parts.nanmean(0).nan_to_num(nan=0.0).tolist()                          # K
     return {"rewards": rewards.tolist(), "right": right.tolist(), "reward": with_interval(each),
             "pass_at_1": with_interval(right.double().mean(-1).tolist()),
             "reward_parts": dict(zip(task.component_names, means))}

@@ -35,7 +35,7 @@ sys.path[:0] = [str(ROOT / folder) for folder in ("", "experiments", "benchmarks
 
 from losses import OBJECTIVES                                                        # noqa: E402
 from judging import split_terms                                                      # noqa: E402
-from questions import FAIR_ARMS, FAIR_RATES, QUESTIONS                                                 # noqa: E402
+from questions import FAIR_ARMS, FAIR_RATES, QUESTIONS                               # noqa: E402
 from sentences import SENTENCES                                                      # noqa: E402
 import toy_rules                                                                     # noqa: E402
 from timing import table                                                             # noqa: E402

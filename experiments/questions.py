@@ -267,10 +267,9 @@ CONTROLS_FINAL = Question(
     flags=f"--steps 20 --learning_rate 4e-4 --eval_steps 4 {FINAL}", script="rows",
     variants=TRUSTED, settings=OLD, seeds=range(902, 926), seconds=20,
     rules={rule: of for setting in OLD for one, other in (
-               ("GSPO wide", "GRPO"), ("GSPO wide", "w, wide's drops"))
+               ("GSPO wide", "GRPO"), ("GSPO wide", "w, wide's drops"),
+               ("w, wide's drops", "GRPO"))
            for rule, of in contrast(one, other, "ahead", setting, 24).items()}
-          | {rule: of for setting in OLD
-             for rule, of in contrast("w, wide's drops", "GRPO", "ahead", setting, 24).items()}
           | beside(TRUSTED, OLD),
     notes="""The samplers' log-probs are the old ones (--old_logp sampler). Read at 12, 16 and 24
         seeds. `w, wide's drops`: GRPO's weights, responses dropped by s at .03 / .04.""")

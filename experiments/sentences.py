@@ -27,7 +27,7 @@ SENTENCES = {
 
 right responses, goes from {mean default: before} to {default: after} (3 seeds):
 
-on a CPU: pass@1 {mean smollm2: before} to {mean smollm2: after} in {mean smollm2: seconds} s
+CPU: pass@1 {mean smollm2: before} to {mean smollm2: after} in {mean smollm2: seconds} s
 
 the default run is {versus_trl} times as fast
 """,

@@ -87,12 +87,12 @@ def test_the_ten_lines_are_those_of_gspo():
     assert all(line in code for line in lesson.splitlines())
 
 
-# ------------------------------------------------------------------------------------- five lines
+# --------------------------------------------------------------------------------------- six lines
 
-def test_the_five_lines_for_other_pipelines_print_what_a_loop_finds(capsys):
+def test_the_six_lines_for_other_pipelines_print_what_a_loop_finds(capsys):
     """The block of docs/speed.md on four responses, one with Â = 0, against plain Python."""
     _, lines = next(block for block in blocks("docs/speed.md") if "lw, m, A = " in block[1][0])
-    assert len(lines) == 5
+    assert len(lines) == 6
     rows, A = [[.01, .03], [-.02], [.004, -.002, .001], [.5, .5]], [1.0, 1.0, -1.0, 0.0]
     mask = torch.arange(3) < torch.tensor([[len(row)] for row in rows])                  # [4, 3]
     old = torch.full((4, 3), -1.0, dtype=torch.float64)

@@ -58,3 +58,4 @@ def test_a_response_is_right_from_a_reward_of_1_on_and_a_problem_counts_once():
     nine = reward_scores(task, 3 * rewards, 2)["pass_at_1"]
     assert nine == (0.5, *bootstrap(3 * [0.5, 0, 1]))
     assert scores["reward_parts"] == {"correct": pytest.approx(4.9 / 6)}
+    assert scores["rewards"][0] == [1, 0.9]                  # float64, as in training
