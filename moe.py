@@ -8,7 +8,10 @@ are not implemented; a config that asks for them raises ValueError.
 Before you change it: the experts' weights are stacked in 3-D tensors, and a rule for "2-D weights"
 (Muon's) reaches 15 % of the default policy's parameters. RL samples, scores and updates in eval
 mode; only in the warm-up is `self.training` true. After a change the warm-up is made again, and
-from_pretrained warns if transformers' class computes another model from the same weights.
+TinyMoE.from_pretrained warns if transformers' class computes another model from the same weights;
+AutoModelForCausalLM loads them without a word. A bias that only chooses experts is recognised by
+its name, `e_score_correction_bias` (routes.has_sigmoid); the balance loss of the warm-up
+(plumbing/model/cold_start.py) is that of a softmax.
 
 Next: routes.py, on what its routers choose.
 """

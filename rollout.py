@@ -11,7 +11,7 @@ FSDP can wrap.
 
 Each token is drawn with one uniform random number, which belongs to its row and position. If the
 caller passes these numbers, the rollout does not depend on how its rows are split into batches.
-Repetition penalties are left out on purpose: their distribution depends on the whole response.
+There is no repetition penalty: its distribution depends on the tokens before.
 
 Next: train.py, the loop that joins sampling, advantages and loss.
 """

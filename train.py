@@ -96,7 +96,8 @@ class Batch:
         return take_fields(self, rows)
 
     def scale_surrogate(self, factor):
-        """Multiply the clipped surrogate of each token by factor [B, T], without a gradient."""
+        """Multiply the clipped surrogate of each token by factor [B, T], without a gradient. If a
+        response has one ratio, as in GSPO, only the mean of its factors acts."""
         mask = self.rollout.mask.float()                                            # [B, T]
         self.factors = factor * (mask if self.factors is None else self.factors)    # [B, T]
 

@@ -25,7 +25,7 @@ SENTENCES = {
 
 | 8 | `eval.py` | {lines eval.py} |
 
-right responses, goes from {mean default: before} to {default: after} (3 seeds):
+right responses, goes from {mean default: before} to {mean default: after} (3 seeds):
 
 CPU: pass@1 {mean smollm2: before} to {mean smollm2: after} in {mean smollm2: seconds} s
 
@@ -33,19 +33,19 @@ the default run is {versus_trl} times as fast
 """,
 "docs/lesson.md": """
 twenty batches it is {mean rule: GSPO: clip_signal} with the paper's range and {mean rule: GRPO:
-clip_signal} with GRPO. `clip_low`
+clip_signal} with GRPO.
 
 pass rate is {toy level GRPO 24 at .05} with GRPO, {toy level paper 24 at .05} with the paper's
 range and {toy level w, paper's drops 24 at .05} with w and
 
-mean pass rate of twenty batches): GRPO {mean rule: GRPO: mean}, GSPO {mean rule: GSPO: mean}, w
-with its drops {mean rule: w, GSPO's drops: mean}, w with as many drops at random {mean rule: w,
-random drops: mean}. The weight
+mean pass rate of twenty batches), GRPO has {mean rule: GRPO: mean}, GSPO {mean rule: GSPO: mean},
+w with its drops {mean rule: w, GSPO's drops: mean}, w with as many drops at random {mean rule: w,
+random drops: mean}: the
 
 s is behind w, {mean weight: s, no clip against w, no clip, 61 2e-4}, and level with no ratio. If
-only responses with Â < 0 get s it is {mean weight: s where wrong against w, no clip, 61 2e-4 (not
-primary)}, if only those with Â > 0, {mean weight: s where right against w, no clip, 61 2e-4
-(not primary)}.
+only responses with Â < 0 get s they are {mean weight: s where wrong against w, no clip, 61 2e-4
+(not primary)} from w, if only those with Â > 0, {mean weight: s where right against w, no clip,
+61 2e-4 (not primary)}: where
 
 s is as biased as no ratio, {toy bias s 240 usual} of |∇J| at 240 digits, w {toy bias w 240 usual}.
 *As
@@ -69,15 +69,14 @@ ahead of the paper's, {lengths: mid against the paper's range, over three length
 GRPO.
 
 over the batches is {toy level paper 24 own} at rate {toy rate paper 24}, GRPO's {toy level GRPO
-24 own} at {toy rate GRPO 24}. Wide has {toy level wide 24 own} (other seeds than
+24 own} at {toy rate GRPO 24}. Wide has {toy level wide 24 own}.
 
-it is, too, {fair: GSPO against GRPO, best 21}, and *mid* is
+it is, too, {fair: GSPO against GRPO, best 21} at 21 tokens, less
 
 undecided: held-out pass@1 is {mean offpolicy: before: large steps} before, and at the end {other
 offpolicy: wide against GRPO, pass@1 at the end} with GRPO, {level offpolicy: wide against GRPO,
 pass@1 at the end} with wide and {level offpolicy: the paper's range against GRPO, pass@1 at the
-end} with the paper's range (32 seeds). With neither clipped, GSPO is
-{offpolicy: without a clip: GSPO against GRPO} from GRPO in
+end} with the paper's range (32 seeds).
 
 games at the end: {turns: GSPO wide: more games won at the end} with wide, {turns: GSPO: more
 games won at the end} with the paper's
@@ -85,6 +84,8 @@ games won at the end} with the paper's
 with a flip moved {lesson flips move} times as far
 
 GSPO − GRPO is {depth: GSPO against GRPO, 2.8e-4}. [Others]
+
+not ahead: {steps: GSPO ×10 at 0.0004 × 4} from GRPO (one rate).
 """,
 "docs/data.md": """
 where its log-probs stay within {vllm_apart} nats of the policy's,
@@ -118,16 +119,14 @@ In `collapse` {collapsed collapse: GSPO} of its runs do, and {collapsed collapse
 GSPO ends {final collapse: GSPO} above.
 """,
 "docs/evidence.md": """
+Ten times its range drops .14 and ends {steps: GSPO ×10 at 0.0004 × 4} from GRPO
+
 `fair` {line fair}; `weight` {line weight}; `controls_final` {line controls_final}; `pretrained`
 {line pretrained}. A contrast
 
-all s is behind w, {weight: s, no clip against w, no clip, 61 2e-4}, and level with no ratio,
-{weight: s, no clip against no ratio, 61 2e-4}; with wide's drops for both it is behind w, {weight:
-GSPO wide against w, wide's drops, 61 2e-4}. Level
-
-twice wrongly. With s only where Â < 0 it is {weight: s where wrong against w, no clip,
-61 2e-4 (not primary)} from w, only where Â > 0 {weight: s where right against w, no clip, 61 2e-4
-(not primary)}: as
+wrongly. With s only where Â < 0 it is {weight: s where wrong against w, no clip, 61 2e-4 (not
+primary)} from w, only where Â > 0 {weight: s where right against w, no clip, 61 2e-4 (not
+primary)}, as
 
 W without a clip is {weight: w, no clip against GRPO, 61 2e-4 (not primary)} from GRPO, so
 
@@ -137,26 +136,20 @@ the end, undecided: GSPO is {after rule: GSPO, 21 tokens, 4e-4, 12 seeds}, and a
 {after
 rule: w, random drops, 21 tokens, 4e-4, 12 seeds}. *At
 
-mid is level with GRPO, {fair: GSPO mid against GRPO, best 21}, and, at its
-rate, with w and its drops, {fair: GSPO mid against w, mid's drops, best 21 of GSPO mid}; the
-paper's range is behind, {fair: GSPO against GRPO, best 21}. Without a verdict: wide {fair: GSPO
-wide against GRPO, best 21 (not primary)}, a
-GRPO with ε .05 {fair: GRPO narrow against GRPO, best 21 (not primary)}. At
+at 21 and 61: wide {fair: GSPO wide against GRPO, best 21 (not primary)} and {fair: GSPO wide
+against GRPO, best 61 (not primary)}, a GRPO with ε .05 {fair: GRPO narrow against GRPO, best 21
+(not primary)} and {fair: GRPO narrow against GRPO, best 61 (not primary)}.
 
-collapses: GRPO {mean fair: choosing: GRPO, 21 8e-4: after}, with ε .05 {mean fair: choosing: GRPO
-narrow, 21 8e-4: after}, the paper's range {mean fair: choosing: GSPO, 21 8e-4: after}, mid {mean
-fair: choosing: GSPO mid, 21 8e-4: after}, wide {mean fair: choosing: GSPO wide, 21 8e-4: after}.
-At 1.6e-3
+at 21 tokens and 8e-4 {mean fair: choosing: GRPO, 21 8e-4: after}, {mean fair: choosing: GRPO
+narrow, 21 8e-4: after}, {mean fair: choosing: GSPO, 21 8e-4: after}, {mean fair: choosing: GSPO
+mid, 21 8e-4: after} and {mean fair: choosing: GSPO wide, 21 8e-4: after}, none
 
-1; held out at the end {after own_rate: GSPO, 61 8e-4}.
+At 61 tokens and 8e-4 {mean fair: choosing: GRPO, 61 8e-4: after}, {mean fair: choosing: GRPO
+narrow, 61 8e-4: after}, {mean fair: choosing: GSPO, 61 8e-4: after}, {mean fair: choosing: GSPO
+mid, 61 8e-4: after} and {mean fair: choosing: GSPO wide, 61 8e-4: after}, of
 
-wide is ahead of GRPO, {controls_final: GSPO wide against GRPO, 8 batches old} with samples 8
-batches old and {controls_final: GSPO wide against GRPO, int3} with an int3 sampler. Most
-
-w with its drops is {controls_final: w, wide's drops against GRPO, 8 batches old} and
-{controls_final: w, wide's drops against GRPO, int3} from GRPO. S itself is ahead
-of w, {controls_final: GSPO wide against w, wide's drops, 8 batches old} and {controls_final:
-GSPO wide against w, wide's drops, int3} (at
+w with its drops is {controls_final: w, wide's drops against GRPO, 8 batches old} from GRPO with
+samples 8 batches old and {controls_final: w, wide's drops against GRPO, int3} with int3. S
 
 Collapsed: GRPO {above offpolicy: collapsed: GRPO}, the paper's range {above offpolicy: collapsed:
 GSPO}, wide {above offpolicy: collapsed: GSPO wide}.
@@ -173,10 +166,6 @@ digits it is {toy w against s 24 own} from it
 
 **The best ε** is {toy epsilon 24 .05} to {toy epsilon 240 .2} σ and drops {toy best share 240
 .05} to {toy best share 80 .2}.
-
-means over batches): the paper's range {own_rate: GSPO against GRPO, 21 tokens} at 21 tokens and
-{own_rate: GSPO against GRPO, 61 tokens} at 61; held out undecided.
-Refusals
 
 of 16 experts, 32 seeds): the paper's range {depth: GSPO against GRPO, 2.8e-4}, undecided
 

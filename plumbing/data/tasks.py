@@ -47,9 +47,6 @@ def load_task(settings, dataset_name, test_dataset_name=None, rows=None):
     if "{prompt}" not in task.prompt_template:
         raise Refusal(f"--prompt_template {settings.prompt_template}: it must contain "
                       "{prompt}, which is replaced by the prompt")
-    if len({*task.component_names}) < len(task.component_names):
-        raise Refusal(f"--verifier {' '.join(verifiers)}: two components of the reward have the "
-                      f"same name: {', '.join(task.component_names)}")
     return task
 
 
@@ -58,6 +55,9 @@ def prepare_task(settings, task=None):
     a name, train and test problems and a verify function. --stop adds strings to the task's own
     stop strings; --max_completion_length replaces its own limit."""
     task = task or make_task(settings)
+    if len({*task.component_names}) < len(task.component_names):
+        raise Refusal(f"--verifier {' '.join(settings.verifier)}: two components of the reward "
+                      f"have the same name: {', '.join(task.component_names)}")
     task.chat_template = settings.chat_template
     task.max_prompt_length = settings.max_prompt_length
     task.stop = tuple(dict.fromkeys((*task.stop, *settings.stop)))

@@ -51,6 +51,7 @@ class Seen:
 
 
 def checkpoint(seen):
+    assert not seen.code, seen.out                           # a flag that was refused
     return max(seen.folder.glob("checkpoints/step_*"), key=lambda path: int(path.name[5:]))
 
 
