@@ -85,7 +85,9 @@ with a flip moved {lesson flips move} times as far
 
 GSPO − GRPO is {depth: GSPO against GRPO, 2.8e-4}. [Others]
 
-not ahead: {steps: GSPO ×10 at 0.0004 × 4} from GRPO (one rate).
+its ε at usual steps, {steps: GSPO ×10 at 0.0004 × 4} from GRPO, and with
+
+breaks, {after own_rate: GSPO mid, 21 1.2e-3} (four
 """,
 "docs/data.md": """
 where its log-probs stay within {vllm_apart} nats of the policy's,
@@ -119,7 +121,9 @@ In `collapse` {collapsed collapse: GSPO} of its runs do, and {collapsed collapse
 GSPO ends {final collapse: GSPO} above.
 """,
 "docs/evidence.md": """
-Ten times its range drops .14 and ends {steps: GSPO ×10 at 0.0004 × 4} from GRPO
+ten times its range at 4e-4, {steps: GSPO ×10 at 0.0004 × 4} from GRPO (`steps`, 8 seeds), and mid
+
+too much for GRPO, {after own_rate: GSPO mid, 21 1.2e-3} (`own_rate`, 21
 
 `fair` {line fair}; `weight` {line weight}; `controls_final` {line controls_final}; `pretrained`
 {line pretrained}. A contrast
@@ -172,7 +176,6 @@ of 16 experts, 32 seeds): the paper's range {depth: GSPO against GRPO, 2.8e-4}, 
 GRPO collapses in {collapsed collapse: GRPO} runs, GSPO in {collapsed collapse: GSPO}, wide in
 {collapsed collapse: GSPO wide}; routing replay, {collapse: replay repairs it}, undecided.
 
-pass@1 (SmolLM2, one rate), wide against GRPO: {final counting: pass@1 wide}.
 """,
 "docs/speed.md": """
 It is {gpu-share} times what

@@ -209,8 +209,8 @@ class Core:
         False, "on a CUDA GPU: compute float32 products on tensor cores, which round their "
                "factors to 11 bits (TF32)")
     bf16: bool | None = flag(
-        None, "bfloat16 autocast; weights stay float32 (default: on for a checkpoint on a GPU "
-              "that has bfloat16)")
+        None, "bfloat16 autocast; weights stay float32, but for the frozen ones of --use_peft "
+              "(default: on for a checkpoint on a GPU that has bfloat16)")
     fp16: bool | None = flag(
         None, "float16 autocast with a gradient scaler; weights stay float32 (default: on for a "
               "checkpoint on a GPU without bfloat16)")
