@@ -9,7 +9,7 @@ Before you change it: the experts' weights are stacked in 3-D tensors, and a rul
 (Muon's) reaches 15 % of the default policy's parameters. RL samples, scores and updates in eval
 mode; only in the warm-up is `self.training` true. After a change the warm-up is made again, and
 TinyMoE.from_pretrained warns if transformers' class computes another model from the same weights;
-AutoModelForCausalLM loads them without a word. A bias that only chooses experts is recognised by
+AutoModelForCausalLM loads them without a word. A bias that only chooses experts is recognized by
 its name, `e_score_correction_bias` (routes.has_sigmoid); the balance loss of the warm-up
 (plumbing/model/cold_start.py) is that of a softmax.
 

@@ -175,7 +175,6 @@ of 16 experts, 32 seeds): the paper's range {depth: GSPO against GRPO, 2.8e-4}, 
 
 GRPO collapses in {collapsed collapse: GRPO} runs, GSPO in {collapsed collapse: GSPO}, wide in
 {collapsed collapse: GSPO wide}; routing replay, {collapse: replay repairs it}, undecided.
-
 """,
 "docs/speed.md": """
 It is {gpu-share} times what

@@ -56,8 +56,8 @@ def prepare_task(settings, task=None):
     stop strings; --max_completion_length replaces its own limit."""
     task = task or make_task(settings)
     if len({*task.component_names}) < len(task.component_names):
-        raise Refusal(f"--verifier {' '.join(settings.verifier)}: two components of the reward "
-                      f"have the same name: {', '.join(task.component_names)}")
+        raise Refusal("--verifier: two components of the reward have the same name: "
+                      f"{', '.join(task.component_names)}")
     task.chat_template = settings.chat_template
     task.max_prompt_length = settings.max_prompt_length
     task.stop = tuple(dict.fromkeys((*task.stop, *settings.stop)))

@@ -6,6 +6,7 @@ import random
 from dataclasses import asdict, replace
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy
 import pytest
@@ -47,6 +48,12 @@ def test_stop_adds_to_the_strings_of_a_task_of_ones_own():
     task = custom(stop=(";", "+"))
     assert prepare_task(parse(["--stop", "\\n", "+"]), task).stop == (";", "+", "\n")
     assert prepare_task(parse(["--stop", "+"])).stop == ("+",)
+
+
+def test_components_of_one_name_are_refused_also_in_a_task_that_a_feature_has_joined():
+    twice = 2 * (SimpleNamespace(names=["steps"]),)
+    with pytest.raises(Refusal, match="the same name: steps, steps"):
+        prepare_task(parse([]), Task("joined", [], [], None, reward_functions=twice))
 
 
 @pytest.mark.parametrize("line, built_in, given, stated", [
